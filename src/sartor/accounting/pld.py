@@ -1,0 +1,334 @@
+"""The tight accountant: epsilon and delta of an exposure from its privacy-loss distribution.
+
+This room chooses the grid so that discretisation costs little, the tilt so that small deltas keep their digits, and what to do when
+memory would not suffice. How losses are discretised and composed, and why that is an upper bound, is in `losses`.
+
+Discretisation adds to the loss a term of mean zero under Q's exponential, within one grid step, so at Rényi order a it costs at
+most about a/2 times the variance added: the grid is halved until that is below the accuracy asked for. The same term gives the lower
+bound: by Azuma and Hoeffding, n steps move the loss by at most n h^2/8 + h sqrt(n log(1/eta) / 2) but for probability eta.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor.accounting import gaussian, losses, rdp
+from sartor.accounting.losses import Composed, Loss, Pair, TooFine
+from sartor.exposure import Composition, Exposure, Included, SampledGaussian
+
+Array = NDArray[np.float64]
+
+PLANNING_ACCURACY = 3e-4
+"""Share of epsilon that discretisation may cost where plans are solved and checked."""
+REPORTING_ACCURACY = 2e-5
+"""The same where a figure is reported together with its lower bound."""
+
+_CUT = np.log(1e-7)  # share of delta, and of the tilted mass, that truncation may cost
+_CELLS = 1 / 25  # of epsilon: the grid is at least so much finer
+_ROUNDS = 30
+_PROFILE_DELTA = 1e-7
+
+
+@dataclass(frozen=True)
+class _Atoms:
+    """An exposure taken apart: one Gaussian of ratio `mu`, and sampled or included parts with how often each occurs."""
+
+    mu: float
+    parts: tuple[tuple[SampledGaussian | Included, int], ...]
+    ever: float  # probability that the holder is used at all: bounds the total variation
+
+    @property
+    def single(self) -> SampledGaussian | None:
+        """The one sampled step that this is, if it is no more than that."""
+        if self.mu == 0 and len(self.parts) == 1 and self.parts[0][1] == 1 and isinstance(self.parts[0][0], SampledGaussian):
+            return self.parts[0][0]
+        return None
+
+    @property
+    def steps(self) -> int:
+        return sum(_steps(atom) * count for atom, count in self.parts) + (self.mu > 0)
+
+
+def _steps(atom: Exposure) -> int:
+    if isinstance(atom, SampledGaussian):
+        return 1
+    if isinstance(atom, Included):
+        return 1 + _atoms(atom.exposure).steps
+    return sum(_steps(part) for part in atom.parts)
+
+
+def _atoms(exposure: Exposure) -> _Atoms:
+    squared, counts, log_never = 0.0, dict[SampledGaussian | Included, int](), 0.0
+    stack = [exposure]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, Composition):
+            stack.extend(part.parts)
+        elif isinstance(part, Included):
+            if part.probability == 1:
+                stack.append(part.exposure)
+            elif part.probability > 0:
+                counts[part] = counts.get(part, 0) + 1
+                log_never += np.log1p(-part.probability)
+        elif part.rate > 0 and part.steps > 0 and np.isfinite(part.noise_multiplier):
+            if part.rate == 1 or part.noise_multiplier == 0:
+                log_never += part.steps * np.log1p(-part.rate) if part.rate < 1 else -np.inf
+                squared += part.steps / part.noise_multiplier**2 if part.noise_multiplier > 0 else np.inf
+            else:
+                one = SampledGaussian(part.rate, part.noise_multiplier, 1)
+                counts[one] = counts.get(one, 0) + part.steps
+                log_never += part.steps * np.log1p(-part.rate)
+    return _Atoms(float(np.sqrt(squared)), tuple(counts.items()), float(-np.expm1(log_never)))
+
+
+def _pairs(atoms: _Atoms, grid: float, log_tail: float, tilt: float) -> list[tuple[Pair, int]]:
+    pairs = [(_pair(atom, grid, log_tail, tilt), count) for atom, count in atoms.parts]
+    if atoms.mu > 0:
+        pairs.append((losses.sampled_step(1.0, 1 / atoms.mu, grid, log_tail, tilt), 1))
+    return pairs
+
+
+def _pair(atom: SampledGaussian | Included, grid: float, log_tail: float, tilt: float) -> Pair:
+    if isinstance(atom, SampledGaussian):
+        return losses.sampled_step(atom.rate, atom.noise_multiplier, grid, log_tail, tilt)
+    pairs = _pairs(_atoms(atom.exposure), grid, log_tail, 0.0)
+    if not pairs:
+        nothing = Loss(0, np.ones(1), 0.0)
+        return Pair(grid, nothing, nothing, 0.0)
+    whole = []
+    for direction in ("remove", "add"):
+        composed = losses.compose([(getattr(pair, direction), count) for pair, count in pairs], grid, 0.0, log_tail)
+        scale = np.exp(composed.log_scale)
+        offset = round(float(composed.loss[0]) / grid)
+        whole.append(Loss(offset, composed.weight * scale, min(composed.infinite * scale, 1.0)))
+    spread = sum(count * pair.spread for pair, count in pairs)
+    return losses.include(Pair(grid, whole[0], whole[1], spread), atom.probability)
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    remove: Composed
+    add: Composed
+    grid: float
+    steps: int
+    error: float  # second-order estimate of what the grid costs, in units of epsilon
+
+    def epsilon(self, delta: Array) -> Array:
+        return np.maximum(np.maximum(self.remove.epsilon(delta), self.add.epsilon(delta)), 0.0)
+
+    def delta(self, epsilon: Array) -> Array:
+        return np.maximum(self.remove.delta(epsilon), self.add.delta(epsilon))
+
+    def slack(self, log_inverse_eta: float) -> float:
+        return float(self.steps * self.grid**2 / 8 + self.grid * np.sqrt(self.steps * log_inverse_eta / 2))
+
+
+def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy: float) -> _Evaluation | None:
+    """The composition tilted towards epsilon(delta), on a grid that meets the accuracy or the finest that memory allows.
+
+    `start` is a guess of epsilon and the Rényi order there. A guess far above what is found is no harm but makes the grid too coarse,
+    so the search goes on from what was found.
+    """
+    epsilon, order = start if np.isfinite(start[0]) and start[0] > 0 else (1.0, 1 + np.log(1 / delta))
+    tilt, steps = max(order - 1, 1e-3), atoms.steps
+    log_tail = float(np.log(delta / steps) + _CUT)
+    grid, finest = float(np.sqrt(12 * accuracy * epsilon / (order * steps))), 0.0
+    best: _Evaluation | None = None
+    for _ in range(_ROUNDS):
+        try:
+            pairs = _pairs(atoms, grid, log_tail, tilt)
+            error = (tilt + 1) / 2 * sum(count * pair.spread for pair, count in pairs)
+            finer = min(0.9 * grid * float(np.sqrt(accuracy * epsilon / max(error, 1e-300))), epsilon * _CELLS)
+            if grid > 1.3 * max(finer, finest):
+                grid = max(finer, finest)
+                continue
+            ways = ([(getattr(pair, way), count) for pair, count in pairs] for way in ("remove", "add"))
+            remove, add = (_tilted(parts, grid, delta, tilt) for parts in ways)
+            best = _Evaluation(remove, add, grid, steps, error)
+        except TooFine:
+            finest = grid = 2 * grid
+            continue
+        found = float(best.epsilon(np.array([delta]))[0])
+        if found == 0 or not np.isfinite(found) or found > 0.7 * epsilon or grid <= finest:
+            return best
+        epsilon = found
+    return best
+
+
+def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: float) -> Composed:
+    """One direction, composed where its own epsilon(delta) is in sight.
+
+    The tilt is moved to where the Chernoff bound on epsilon is smallest; if epsilon still lies below the window, it is weakened, and if
+    what was cut off above counts for too much, less is cut off. Neither changes what the result promises.
+    """
+    bound = {tilt: (losses.cumulant(parts, grid, tilt) - np.log(delta)) / tilt}
+    for factor in (1.5, 1 / 1.5):
+        best = min(bound, key=lambda t: bound[t])
+        while (trial := best * factor) not in bound:
+            bound[trial] = (losses.cumulant(parts, grid, trial) - np.log(delta)) / trial
+            if bound[trial] >= bound[best]:
+                break
+            best = trial
+    tilt, log_cut = min(bound, key=lambda t: bound[t]), _CUT
+    for _ in range(12):
+        composed = losses.compose(parts, grid, tilt, log_cut)
+        at = float(composed.epsilon(np.array([delta]))[0])
+        if composed.infinite * np.exp(composed.log_scale) > 1e-4 * delta and log_cut > np.log(delta) + 2 * _CUT:
+            log_cut += _CUT
+        elif at > 0 and at <= composed.loss[0]:
+            tilt = tilt / 3 if tilt > 0.1 else 0.0
+            log_cut = _CUT if tilt > 0 else np.log(delta) + _CUT
+        else:
+            break
+    return composed
+
+
+def _chunks(delta: Array) -> list[NDArray[np.int64]]:
+    """Indices of deltas that one tilt serves: within a factor of 20 of each other."""
+    order = np.argsort(delta)
+    chunks, begin = [], 0
+    for i in range(1, len(order) + 1):
+        if i == len(order) or delta[order[i]] > 20 * delta[order[begin]]:
+            chunks.append(order[begin:i])
+            begin = i
+    return chunks
+
+
+def _rdp_start(exposure: Exposure, delta: float) -> tuple[float, float]:
+    curve = rdp.curve(exposure)
+    values = curve + np.log1p(-1 / rdp.ORDERS) - (np.log(delta) + np.log(rdp.ORDERS)) / (rdp.ORDERS - 1)
+    best = int(np.argmin(values))
+    return float(rdp.to_epsilon(curve, rdp.ORDERS, delta)), float(rdp.ORDERS[best])
+
+
+def epsilon_bounds(
+    exposure: Exposure, delta: Array, accuracy: float, starts: list[tuple[float, float]] | None = None
+) -> tuple[Array, Array, Array]:
+    """(lower, estimate, upper) of epsilon at each delta; `starts` are Rényi's epsilon and order for each, where already known.
+
+    The Rényi bound is the fallback: where memory does not allow a grid fine enough to beat it, it is the upper bound.
+    """
+    atoms = _atoms(exposure)
+    low, middle, high = (np.zeros_like(delta) for _ in range(3))
+    open_ = np.flatnonzero(atoms.ever > delta)  # where using the holder at all is rarer than delta, epsilon is 0
+    if not len(open_):
+        return low, middle, high
+    if atoms.single is not None or not atoms.parts or np.isinf(atoms.mu):
+        one = atoms.single
+        for out in (low, middle, high):
+            out[open_] = (
+                gaussian.epsilon_of(atoms.mu, delta[open_])
+                if one is None
+                else gaussian.sampled_epsilon_of(one.rate, 1 / one.noise_multiplier, delta[open_])
+            )
+        return low, middle, high
+    for chunk in _chunks(delta[open_]):
+        rows = open_[chunk]
+        fallback = [starts[i] if starts is not None else _rdp_start(exposure, float(delta[i])) for i in rows]
+        middle_row = len(rows) // 2
+        found = _evaluate(atoms, float(delta[rows[middle_row]]), fallback[middle_row], accuracy)
+        rényi = np.array([epsilon for epsilon, _ in fallback])
+        upper = rényi if found is None else np.minimum(found.epsilon(delta[rows]), rényi)
+        high[rows] = upper
+        if found is not None:
+            eta = delta[rows] / 20
+            low[rows] = np.clip(found.epsilon(delta[rows] + eta) - found.slack(float(np.log(1 / eta.min()))), 0.0, upper)
+            middle[rows] = np.clip(upper - found.error, low[rows], upper)
+    return low, middle, high
+
+
+def _exact_delta(atoms: _Atoms, epsilon: Array) -> Array | None:
+    """delta(epsilon) where it has a closed form."""
+    if atoms.single is not None:
+        return gaussian.sampled_delta_of(atoms.single.rate, 1 / atoms.single.noise_multiplier, epsilon)
+    if not atoms.parts or np.isinf(atoms.mu):
+        return np.minimum(gaussian.delta_of(atoms.mu, epsilon), atoms.ever)
+    return None
+
+
+def delta_bounds(exposure: Exposure, epsilon: Array, accuracy: float) -> tuple[Array, Array, Array]:
+    """(lower, estimate, upper) of delta at each epsilon."""
+    atoms = _atoms(exposure)
+    if atoms.ever == 0 or (not atoms.parts and atoms.mu == 0):
+        return (np.zeros_like(epsilon),) * 3
+    exact = _exact_delta(atoms, epsilon)
+    if exact is not None:
+        return exact, exact, exact
+    low, middle, high = (np.empty_like(epsilon) for _ in range(3))
+    curve = rdp.curve(exposure)
+    for i, eps in enumerate(epsilon):
+        rényi = min(float(rdp.to_delta(curve, rdp.ORDERS, eps)), atoms.ever)
+        target = max(rényi / 10, 1e-300)
+        found = _evaluate(atoms, target, _rdp_start(exposure, target), accuracy)
+        at = np.array([eps])
+        if found is None:
+            low[i], middle[i], high[i] = 0.0, rényi, rényi
+            continue
+        high[i] = min(float(found.delta(at)[0]), rényi)
+        eta = max(high[i] / 20, 1e-320)
+        low[i] = max(float(found.delta(at + found.slack(float(np.log(1 / eta))))[0]) - eta, 0.0)
+        middle[i] = np.clip(float(found.delta(at + found.error)[0]), low[i], high[i])
+    return low, middle, high
+
+
+class Profile:
+    """delta(epsilon) of an exposure over the whole curve, in each direction, as an upper bound.
+
+    Composed once without a tilt, so that any epsilon can be asked; absolute precision, about 1e-12, so not for tiny deltas.
+    """
+
+    def __init__(self, exposure: Exposure) -> None:
+        self._atoms = _atoms(exposure)
+        self._composed: dict[str, Composed] = {}
+        if _exact_delta(self._atoms, np.zeros(1)) is None:
+            self._compose(_rdp_start(exposure, _PROFILE_DELTA))
+
+    def _compose(self, start: tuple[float, float]) -> None:
+        epsilon, order = start if np.isfinite(start[0]) and start[0] > 0 else (1.0, 1 + np.log(1 / _PROFILE_DELTA))
+        steps = self._atoms.steps
+        grid = float(np.sqrt(12 * PLANNING_ACCURACY * epsilon / (order * steps)))
+        log_tail = float(np.log(_PROFILE_DELTA / steps) + _CUT)
+        while True:
+            try:
+                pairs = _pairs(self._atoms, grid, log_tail, 0.0)
+                for way in ("remove", "add"):
+                    parts = [(getattr(pair, way), count) for pair, count in pairs]
+                    self._composed[way] = losses.compose(parts, grid, 0.0, float(np.log(_PROFILE_DELTA) + _CUT))
+                return
+            except TooFine:
+                grid *= 2
+
+    def delta(self, epsilon: Array) -> dict[str, Array]:
+        """delta at each epsilon when the holder is removed and when they are added."""
+        exact = _exact_delta(self._atoms, epsilon)
+        if exact is not None:
+            return {"remove": exact, "add": exact}
+        return {way: np.minimum(composed.delta(epsilon), self._atoms.ever) for way, composed in self._composed.items()}
+
+
+_memory: dict[tuple[float, float, int, float], float] = {}
+_MOST_REMEMBERED = 1 << 18
+
+
+def spend(rate: Array, noise_multiplier: Array, steps: Array, delta: Array) -> Array:
+    """Epsilon (upper) of many sampled Gaussians, each at its own delta; equal mechanisms are composed once."""
+    keys = list(zip(rate.tolist(), noise_multiplier.tolist(), steps.astype(int).tolist(), delta.tolist(), strict=True))
+    missing = list(dict.fromkeys(key for key in keys if key not in _memory))
+    if missing:
+        if len(_memory) + len(missing) > _MOST_REMEMBERED:
+            _memory.clear()
+            missing = list(dict.fromkeys(keys))
+        columns = [np.array(column, float) for column in zip(*missing, strict=True)]
+        epsilon, order = rdp.spend(*columns)
+        by_mechanism: dict[tuple[float, float, int], list[int]] = {}
+        for i, key in enumerate(missing):
+            by_mechanism.setdefault(key[:3], []).append(i)
+        for mechanism, rows in by_mechanism.items():
+            starts = [(float(epsilon[i]), float(order[i])) for i in rows]
+            _, _, upper = epsilon_bounds(SampledGaussian(*mechanism), columns[3][rows], PLANNING_ACCURACY, starts)
+            for i, value in zip(rows, upper.tolist(), strict=True):
+                _memory[missing[i]] = value
+    return np.array([_memory[key] for key in keys])

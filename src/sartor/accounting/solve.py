@@ -1,0 +1,363 @@
+"""Solvers: the noise, rate or number of steps that spends a budget and no more.
+
+Guarantee: what is returned spends at most the budget by the accountant that reports it, and at least 99.5 % of it wherever some value does.
+Proof: every returned value has been evaluated by that accountant, at these very numbers; nothing is returned on the strength of an
+    interpolation. More noise, a lower rate and fewer steps never cost more, so a bracket always closes.
+
+Mechanisms are written as a family: an *intensity* that everything grows with. Few budgets are solved one by one. For many, the
+intensity is solved at some knots and interpolated between them, and budgets within 0.3 % of each other share the strictest one's
+intensity, so 60,000 different budgets cost a few hundred evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sartor.accounting import rdp
+from sartor.accounting.spending import Accountant, Array, check_accountant, spend
+from sartor.errors import Infeasible
+
+Indices = NDArray[np.intp]
+Family = Callable[[Array], tuple[Array, Array]]
+"""From intensities to (rate, noise multiplier); what is spent grows with the intensity."""
+
+MOST_WASTE = 0.005
+"""Share of a budget that a solver may leave unspent."""
+
+_WASTE: dict[Accountant, float] = {"rdp": 1e-6, "pld": 2e-4}  # aimed at, for each of few budgets
+_WASTE_OF_MANY = 8e-4  # for each of many
+_SHARED = 3e-3  # width, in epsilon, of the budgets that share one intensity
+_KNOTS = 20
+_FEW, _MANY = 32, 256
+
+
+def expected_waste(count: int) -> float:
+    """The share of a budget that solving for so many budgets leaves unspent on average."""
+    return _SHARED / 2 + 2e-4 if count > _MANY else 0.0
+
+
+def intensities(
+    epsilon: Array,
+    delta: Array,
+    family: Family,
+    steps: float,
+    accountant: Accountant,
+    *,
+    start: float | Array = 1.0,
+    top: float = np.inf,
+) -> Array:
+    """For each budget the largest intensity, up to a small waste, that it allows; `top` where it allows that much."""
+    first = np.log(np.broadcast_to(np.asarray(start, float), epsilon.shape))
+    limit = float(np.log(top))
+    if len(epsilon) <= _FEW:
+        return np.exp(_direct(epsilon, delta, family, steps, accountant, first, limit, _WASTE[accountant]))
+    predicted, elasticity = interpolated(epsilon, delta, family, steps, accountant, start=start, top=top)
+    if len(epsilon) <= _MANY:
+        value = _value(delta, family, steps, accountant)
+        return np.exp(_root(value, epsilon, np.minimum(predicted, limit), limit, _WASTE_OF_MANY))
+    return np.exp(_shared(epsilon, delta, family, steps, accountant, predicted, elasticity, limit))
+
+
+def interpolated(
+    epsilon: Array,
+    delta: Array,
+    family: Family,
+    steps: float,
+    accountant: Accountant,
+    *,
+    start: float | Array = 1.0,
+    top: float = np.inf,
+) -> tuple[Array, Array]:
+    """Log intensities predicted from a few solved knots, and their elasticity in epsilon. A prediction promises nothing."""
+    from scipy.interpolate import CubicSpline
+
+    limit = float(np.log(top))
+    log_eps, log_delta = np.log(epsilon), np.log(delta)
+    knots = np.linspace(log_eps.min(), log_eps.max(), _KNOTS) if np.ptp(log_eps) > 1e-9 else log_eps[:1]
+    rows, of_row = np.unique(log_delta, return_inverse=True)
+    if len(rows) > 3:
+        rows = np.linspace(log_delta.min(), log_delta.max(), 5)
+    grid_eps, grid_delta = np.tile(np.exp(knots), len(rows)), np.repeat(np.exp(rows), len(knots))
+    first = _knot_start(log_eps, start, grid_eps)
+    solved = _direct(grid_eps, grid_delta, family, steps, accountant, first, limit, _WASTE_OF_MANY / 2).reshape(len(rows), len(knots))
+    if len(knots) == 1:
+        by_row, slope = np.repeat(solved, len(epsilon), axis=1), np.ones((len(rows), len(epsilon)))
+    else:
+        splines = [CubicSpline(knots, row) for row in solved]
+        by_row = np.array([spline(log_eps) for spline in splines])
+        slope = np.array([spline(log_eps, 1) for spline in splines])
+    if len(np.unique(log_delta)) <= 3:
+        pick = (of_row, np.arange(len(epsilon)))
+        return by_row[pick], np.clip(slope[pick], 0.05, 5.0)
+    weights = np.ones((len(rows), len(epsilon)))  # Lagrange's polynomial through the rows
+    for i in range(len(rows)):
+        for j in range(len(rows)):
+            if i != j:
+                weights[i] *= (log_delta - rows[j]) / (rows[i] - rows[j])
+    return np.sum(weights * by_row, axis=0), np.clip(np.sum(weights * slope, axis=0), 0.05, 5.0)
+
+
+def _knot_start(log_eps: Array, start: float | Array, grid_eps: Array) -> Array:
+    """Starting points of the knots, from starting points of the budgets."""
+    given = np.log(np.broadcast_to(np.asarray(start, float), log_eps.shape))
+    order = np.argsort(log_eps)
+    return np.asarray(np.interp(np.log(grid_eps), log_eps[order], given[order]))
+
+
+def _value(delta: Array, family: Family, steps: float, accountant: Accountant) -> Callable[[Array, Indices], Array]:
+    def value(log_intensity: Array, which: Indices) -> Array:
+        rate, noise = family(np.exp(log_intensity))
+        return spend(rate, noise, steps, delta[which], accountant)
+
+    return value
+
+
+def _direct(
+    epsilon: Array, delta: Array, family: Family, steps: float, accountant: Accountant, start: Array, limit: float, waste: float
+) -> Array:
+    """Each budget by itself; the tight accountant starts from where the Rényi accountant ended."""
+    if accountant == "pld":
+        start = _root(_value(delta, family, steps, "rdp"), epsilon, start, limit, 0.02)
+    return _root(_value(delta, family, steps, accountant), epsilon, start, limit, waste)
+
+
+def _root(value: Callable[[Array, Indices], Array], target: Array, start: Array, limit: float, waste: float) -> Array:
+    """The largest x, up to the waste, whose value is at most the target, for increasing values: bracketing and secants in logarithms.
+
+    Only points that were evaluated and found to fit are returned.
+    """
+    count = len(target)
+    goal = target * (1 - waste / 2)
+    x = np.minimum(start.astype(float), limit)
+    low, high = np.full(count, -np.inf), np.full(count, np.inf)
+    at_low, at_high = np.zeros(count), np.full(count, np.inf)
+    active = np.arange(count)
+    for iteration in range(200):
+        found = value(x[active], active)
+        fits = found <= target[active]
+        yes, no = active[fits], active[~fits]
+        low[yes], at_low[yes] = x[yes], found[fits]
+        high[no], at_high[no] = x[no], found[~fits]
+        with np.errstate(invalid="ignore"):
+            done = (at_low >= target * (1 - waste)) | (low >= limit) | (high - low < 1e-13 * np.maximum(1.0, np.abs(low)))
+        active = active[~(done & np.isfinite(low))[active]]
+        if not len(active):
+            return low
+        x[active] = _next(low[active], high[active], at_low[active], at_high[active], goal[active], iteration, limit)
+    raise Infeasible("the search for a parameter did not settle; the budgets or the number of steps are beyond what can be computed.")
+
+
+def _next(low: Array, high: Array, at_low: Array, at_high: Array, goal: Array, iteration: int, limit: float) -> Array:
+    """Where to look next: outward by what is missing while one side is open, then by secants, with a bisection now and then."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        growth = 1.3**iteration
+        up = np.where(at_low > 0, np.clip(np.log(goal / at_low), 1e-4, 3.0), 2.0) * growth
+        down = np.where(np.isfinite(at_high), np.clip(np.log(at_high / goal), 1e-4, 3.0), 2.0) * growth
+        share = np.log(goal / at_low) / np.log(at_high / at_low)
+        secant = (at_low > 0) & np.isfinite(at_high) & (iteration % 4 != 3)
+        share = np.clip(np.where(secant, share, 0.5), 0.001, 0.999)
+        inside = low + np.nan_to_num(share, nan=0.5) * (high - low)
+    out = np.where(np.isinf(high), low + up, np.where(np.isinf(low), high - down, inside))
+    return np.minimum(out, limit)
+
+
+def _shared(
+    epsilon: Array,
+    delta: Array,
+    family: Family,
+    steps: float,
+    accountant: Accountant,
+    predicted: Array,
+    elasticity: Array,
+    limit: float,
+) -> Array:
+    """Many budgets: those within a narrow width share the intensity of the strictest, evaluated for every one of them."""
+    result = np.full(len(epsilon), np.nan)
+    margin = 2e-4 * elasticity
+    want = np.minimum(predicted - margin, limit)
+    value = _value(delta, family, steps, accountant)
+    open_ = np.arange(len(epsilon))
+    for _ in range(8):
+        order = open_[np.argsort(want[open_], kind="stable")]
+        trial = np.empty(len(order))
+        begin = 0
+        while begin < len(order):
+            strictest = want[order[begin]]
+            end = int(np.searchsorted(want[order], strictest + _SHARED * elasticity[order[begin]], side="right"))
+            trial[begin : max(end, begin + 1)] = strictest
+            begin = max(end, begin + 1)
+        spent = value(trial, order)
+        fits = spent <= epsilon[order]
+        good = fits & ((spent >= (1 - MOST_WASTE + 2e-4) * epsilon[order]) | (trial >= limit))
+        result[order[good]] = trial[good]
+        rest, spent_rest, trial_rest = order[~good], spent[~good], trial[~good]
+        if not len(rest):
+            return result
+        with np.errstate(divide="ignore"):
+            step = np.clip(np.log(epsilon[rest] / np.maximum(spent_rest, 1e-300)), -1.0, 1.0) * elasticity[rest]
+        want[rest] = np.minimum(trial_rest + step - 2 * margin[rest], limit)
+        open_ = rest
+    left = _root(lambda x, which: value(x, open_[which]), epsilon[open_], want[open_], limit, _WASTE_OF_MANY)
+    result[open_] = left
+    return result
+
+
+def noise_for(epsilon: ArrayLike, delta: ArrayLike, *, rate: ArrayLike, steps: ArrayLike, accountant: str = "pld") -> Any:
+    """The smallest noise multiplier, up to 0.5 % of the budget, with which `steps` at `rate` cost at most (epsilon, delta).
+
+    Takes numbers or arrays; returns a float for numbers only. Infinite epsilon needs no noise, and neither does a holder who is used at all
+    with probability at most delta.
+
+    Example:
+        >>> round(noise_for(1.0, 1e-6, rate=0.1, steps=512), 2)
+        9.67
+    """
+    return _solved(
+        (epsilon, delta, rate, steps),
+        check_accountant(accountant),
+        lambda q, _: lambda x: (np.full_like(x, q), 1 / x),
+        np.inf,
+        lambda x: 1 / x,
+        lambda mu, q, t: np.clip(mu / (q * np.sqrt(t)), 1e-4, 3.0),
+        free=lambda e, d, q, t: np.isinf(e) | (_ever(q, t) <= d),
+        free_value=0.0,
+    )
+
+
+def rate_for(epsilon: ArrayLike, delta: ArrayLike, *, noise_multiplier: ArrayLike, steps: ArrayLike, accountant: str = "pld") -> Any:
+    """The largest rate, up to 0.5 % of the budget, with which `steps` at `noise_multiplier` cost at most (epsilon, delta); at most 1.
+
+    Example:
+        >>> round(rate_for(2.0, 1e-5, noise_multiplier=1.0, steps=1_000), 4)
+        0.0112
+    """
+    return _solved(
+        (epsilon, delta, noise_multiplier, steps),
+        check_accountant(accountant),
+        lambda z, _: lambda x: (x, np.full_like(x, z)),
+        1.0,
+        lambda x: x,
+        lambda mu, z, t: np.clip(mu / np.sqrt(t * np.expm1(min(z**-2, 50.0))), 1e-9, 1.0),
+        free=lambda e, d, z, t: np.isinf(e) | (t == 0) | np.isinf(z),
+        free_value=1.0,
+    )
+
+
+def _ever(rate: Array, steps: Array) -> Array:
+    out: Array = -np.expm1(steps * np.log1p(-np.minimum(rate, 1 - 1e-16)))
+    return out
+
+
+def _solved(
+    arguments: tuple[ArrayLike, ...],
+    accountant: Accountant,
+    family: Callable[[float, float], Family],
+    top: float,
+    result: Callable[[Array], Array],
+    guess: Callable[[Array, float, float], Array],
+    *,
+    free: Callable[..., Any],
+    free_value: float,
+) -> Any:
+    shape = np.broadcast_shapes(*(np.shape(a) for a in arguments))
+    e, d, other, t = (np.broadcast_to(np.asarray(a, float), shape).ravel() for a in arguments)
+    _check(e, d, t)
+    out = np.full(e.size, free_value)
+    open_ = np.flatnonzero(~free(e, d, other, t))
+    for fixed in {(float(other[i]), float(t[i])) for i in open_}:
+        rows = open_[(other[open_] == fixed[0]) & (t[open_] == fixed[1])]
+        pairs, back = np.unique(np.stack([e[rows], d[rows]]), axis=1, return_inverse=True)
+        mu = pairs[0] / np.sqrt(2 * np.log(1.25 / pairs[1]))  # of a Gaussian that costs about as much
+        start = guess(mu, *fixed)
+        x = intensities(pairs[0], pairs[1], family(*fixed), fixed[1], accountant, start=start, top=top)
+        out[rows] = result(x)[back.ravel()]
+    return float(out[0]) if shape == () else out.reshape(shape)
+
+
+def _check(epsilon: Array, delta: Array, steps: Array) -> None:
+    if np.any(~(epsilon > 0)):
+        raise ValueError("epsilon must be positive.")
+    if np.any(~((delta > 0) & (delta < 1))):
+        raise ValueError("delta must lie strictly between 0 and 1.")
+    if np.any(~(steps >= 0)) or np.any(steps != np.round(steps)):
+        raise ValueError("steps must be a whole number of 0 or more.")
+
+
+def steps_for(epsilon: ArrayLike, delta: ArrayLike, *, rate: ArrayLike, noise_multiplier: ArrayLike, accountant: str = "pld") -> Any:
+    """The largest number of steps, up to 0.5 % of the budget, that cost at most (epsilon, delta).
+
+    Raises `Infeasible` where not even one step fits, and where any number would.
+
+    Example:
+        >>> steps_for(2.0, 1e-5, rate=0.01, noise_multiplier=1.0, accountant="rdp")
+        888
+    """
+    name = check_accountant(accountant)
+    arguments = (epsilon, delta, rate, noise_multiplier)
+    shape = np.broadcast_shapes(*(np.shape(a) for a in arguments))
+    e, d, q, z = (np.broadcast_to(np.asarray(a, float), shape).ravel() for a in arguments)
+    _check(e, d, np.ones(1))
+    endless = np.isinf(e) | (q == 0) | np.isinf(z)
+    if endless.any():
+        raise Infeasible("no number of steps spends the budget: epsilon or the noise is infinite, or the rate is 0.")
+    counts = most_steps(e, d, q, z, name)
+    if np.any(counts == 0):
+        i = int(np.flatnonzero(counts == 0)[0])
+        one = float(spend(q[i], z[i], 1, d[i], name)[0])
+        raise Infeasible(
+            f"epsilon {e[i]:g} at delta {d[i]:g} does not cover a single step at rate {q[i]:g} and noise multiplier {z[i]:g}, "
+            f"which costs {one:.3g}; add noise or lower the rate."
+        )
+    return int(counts[0]) if shape == () else counts.reshape(shape)
+
+
+def most_steps(epsilon: Array, delta: Array, rate: Array, noise: Array, accountant: Accountant) -> NDArray[np.int64]:
+    """How many steps fit, 0 where not even one does."""
+    count = _rényi_steps(epsilon, delta, rate, noise)
+    if accountant == "rdp":
+        return count
+    low, high = np.zeros(len(epsilon)), np.full(len(epsilon), np.inf)
+    at_low, at_high = np.zeros(len(epsilon)), np.full(len(epsilon), np.inf)
+    x = np.maximum(count.astype(float), 1.0)
+    active = np.arange(len(epsilon))
+    for iteration in range(100):
+        found = spend(rate[active], noise[active], x[active], delta[active], accountant)
+        fits = found <= epsilon[active]
+        low[active[fits]], at_low[active[fits]] = x[active[fits]], found[fits]
+        high[active[~fits]], at_high[active[~fits]] = x[active[~fits]], found[~fits]
+        done = (high - low <= 1) | ((low > 0) & (at_low >= epsilon * (1 - _WASTE[accountant])))
+        active = active[~done[active]]
+        if not len(active):
+            break
+        with np.errstate(divide="ignore"):
+            log_next = _next(
+                np.log(low[active]),
+                np.log(high[active]),
+                at_low[active],
+                at_high[active],
+                epsilon[active] * (1 - _WASTE[accountant] / 2),
+                iteration,
+                45.0,
+            )
+        x[active] = np.clip(np.round(np.exp(log_next)), low[active] + 1, high[active] - 1)
+    return low.astype(np.int64)
+
+
+def _rényi_steps(epsilon: Array, delta: Array, rate: Array, noise: Array) -> NDArray[np.int64]:
+    """The Rényi bound is linear in the steps at each order, so the best order gives the most steps directly."""
+    out = np.zeros(len(epsilon))
+    orders = rdp.ORDERS[rdp.ORDERS <= 512]
+    constant = np.log1p(-1 / orders) - (np.log(delta)[:, None] + np.log(orders)) / (orders - 1)
+    pairs, back = np.unique(np.stack([rate, noise]), axis=1, return_inverse=True)
+    per_step = rdp.sampled_gaussian(pairs[0], pairs[1], orders)[back.ravel()]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        out = np.max(np.nan_to_num((epsilon[:, None] - constant) / per_step, nan=0.0), axis=1)
+    counts = np.floor(np.clip(out, 0.0, 1e15))
+    # the accountant that reports has the last word
+    while (over := (counts > 0) & (spend(rate, noise, counts, delta, "rdp") > epsilon)).any():
+        counts[over] = np.maximum(np.floor(counts[over] * (1 - 1e-4)) - 1, 0)
+    return np.asarray(counts, np.int64)

@@ -1,0 +1,65 @@
+"""What many sampled Gaussians cost, each at its own delta: the one function that plans and solvers ask.
+
+The answer depends on nothing but the four numbers of each mechanism, so a plan that is checked later, or elsewhere, gets the same figure.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sartor.accounting import pld, rdp
+from sartor.errors import SartorError
+
+Array = NDArray[np.float64]
+Accountant = Literal["rdp", "pld"]
+ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
+
+
+def check_accountant(name: str) -> Accountant:
+    """The accountant of this name."""
+    if name not in ACCOUNTANTS:
+        raise SartorError(f'there is no accountant "{name}"; there are {" and ".join(ACCOUNTANTS)}.')
+    return name
+
+
+def spend(rate: ArrayLike, noise_multiplier: ArrayLike, steps: ArrayLike, delta: ArrayLike, accountant: Accountant = "pld") -> Array:
+    """Epsilon (upper bound) of each sampled Gaussian at its delta.
+
+    Example:
+        >>> spend([0.01, 0.02], 1.0, 1_000, 1e-5).round(2).tolist()
+        [1.83, 3.53]
+    """
+    columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(c, float)) for c in (rate, noise_multiplier, steps, delta)))
+    table = np.stack([_rounded(columns[0], np.ceil, 1.0), _rounded(columns[1], np.floor, np.inf), *columns[2:]], axis=1)
+    distinct, back = _distinct(table)
+    q, z, t, d = distinct.T
+    out = np.zeros(len(distinct))
+    used = (q > 0) & (t > 0) & np.isfinite(z)
+    rare = -np.expm1(t * np.log1p(-np.minimum(q, 1 - 1e-16))) <= d  # used at all with probability at most delta
+    noiseless = used & ~rare & (z == 0)
+    out[noiseless] = np.inf
+    rows = np.flatnonzero(used & ~rare & ~noiseless)
+    if len(rows):
+        part = [c[rows] for c in (q, z, t, d)]
+        out[rows] = rdp.spend(*part)[0] if accountant == "rdp" else pld.spend(*part)
+    return np.asarray(out[back], float)
+
+
+def _rounded(values: Array, towards: np.ufunc, most: float) -> Array:
+    """Values at twelve digits, rounded to the costlier side, so that equal mechanisms written differently are evaluated once."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        unit = 10.0 ** (np.floor(np.log10(values)) - 11)
+        rounded = towards(values / unit) * unit
+    return np.minimum(np.where(np.isfinite(rounded) & (values > 0), rounded, values), most)
+
+
+def _distinct(table: Array) -> tuple[Array, NDArray[np.intp]]:
+    order = np.lexsort(table.T)
+    ordered = table[order]
+    new = np.append(True, np.any(ordered[1:] != ordered[:-1], axis=1))
+    back = np.empty(len(order), np.intp)
+    back[order] = np.cumsum(new) - 1
+    return ordered[new], back

@@ -1,0 +1,56 @@
+"""The command line: one module per command. Results go to stdout, progress and warnings to stderr.
+
+Bad input ends with exit code 2 and one clear sentence, never a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TextIO
+
+import typer
+
+from sartor.cli import account, demo, plan
+from sartor.cli.output import say
+from sartor.errors import SartorError, SartorWarning
+
+app = typer.Typer(
+    name="sartor",
+    help="Differential privacy cut to measure: every holder sets their own budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("plan")(plan.plan)
+app.command("account")(account.account)
+app.command("demo")(demo.demo)
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+) -> None:
+    if issubclass(category, SartorWarning):
+        say(f"warning ({category.__name__}): {message}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command."""
+    warnings.simplefilter("always", SartorWarning)
+    warnings.showwarning = _show_warning
+    try:
+        code = app(arguments, standalone_mode=False)
+    except SartorError as error:
+        say(f"error: {error}")
+        code = 2
+    except typer.TyperException as error:
+        message = error.format_message()
+        say(message if message.lower().startswith("usage") else f"error: {message}")
+        code = 2
+    except (typer.Abort, KeyboardInterrupt):
+        say("stopped.")
+        code = 130
+    except BrokenPipeError:
+        code = 0
+    sys.exit(code or 0)

@@ -1,0 +1,83 @@
+"""What every command shares: reading lists and budgets, printing sentences, tables and JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sartor.budgets import Budgets, Policy
+from sartor.errors import SartorError
+
+
+def say(sentence: str) -> None:
+    """A line for the person at the terminal, beside the result."""
+    print(sentence, file=sys.stderr)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """One document on stdout."""
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def show(thing: Any) -> None:
+    """A table or text on stdout, as wide as it needs where nobody watches."""
+    from rich.console import Console
+
+    console = Console() if sys.stdout.isatty() else Console(width=160, no_color=True)
+    console.print(thing, markup=False, highlight=False)
+
+
+@contextmanager
+def working(sentence: str) -> Iterator[None]:
+    """Shows on stderr, if it is a terminal, that something is going on."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(sentence):
+        yield
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """Numbers separated by commas."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise SartorError(f'{option} takes numbers separated by commas, not "{text}".') from None
+
+
+def budgets_from(
+    *,
+    epsilon: str | None,
+    share: str | None,
+    holders: int | None,
+    delta: str | None,
+    budgets: str | None,
+    policy: str | None,
+    reserve: float,
+    seed: int | None,
+) -> Budgets:
+    """Budgets as the options describe them: shares of a number of holders, or a file."""
+    if (budgets is None) == (epsilon is None):
+        raise SartorError("give either --epsilon with --share and --holders, or --budgets with a file.")
+    deltas = None if delta is None else numbers(delta, "--delta")
+    if budgets is not None:
+        if share is not None or holders is not None:
+            raise SartorError("--share and --holders go with --epsilon; a file of budgets says both itself.")
+        if deltas is not None and len(deltas) > 1:
+            raise SartorError("with --budgets, --delta is one number, for the rows that have none of their own.")
+        own = None if policy is None else Policy.from_toml(policy)
+        return Budgets.from_csv(budgets, delta=None if deltas is None else deltas[0], policy=own, reserve=reserve)
+    assert epsilon is not None
+    if holders is None or deltas is None:
+        raise SartorError("--epsilon needs --holders and --delta.")
+    values = numbers(epsilon, "--epsilon")
+    shares = [1.0] if share is None and len(values) == 1 else numbers(share or "", "--share")
+    if len(deltas) not in (1, len(values)):
+        raise SartorError(f"there are {len(values)} epsilons but {len(deltas)} deltas.")
+    return Budgets.from_shares(values, shares, holders=holders, delta=deltas[0] if len(deltas) == 1 else deltas, seed=seed, reserve=reserve)

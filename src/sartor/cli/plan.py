@@ -1,0 +1,76 @@
+"""`sartor plan`: budgets in, a checked plan out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import sartor
+from sartor.cli.output import budgets_from, print_json, say, show, working
+
+
+def plan(
+    epsilon: Annotated[str | None, typer.Option(help="Epsilon of each group, separated by commas; inf marks public records.")] = None,
+    share: Annotated[str | None, typer.Option(help="Share of the holders in each group, separated by commas.")] = None,
+    holders: Annotated[int | None, typer.Option(help="Number of holders.")] = None,
+    delta: Annotated[str | None, typer.Option(help="Delta, one for all or one per group.")] = None,
+    budgets: Annotated[str | None, typer.Option(metavar="FILE", help="CSV of holder,epsilon[,delta] or holder,level instead.")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="FILE", help="TOML that maps levels to numbers.")] = None,
+    scheme: Annotated[str, typer.Option(help="scale, sample, hybrid, uniform, exclude or sequential.")] = "scale",
+    steps: Annotated[int, typer.Option(help="Number of steps.")] = ...,  # type: ignore[assignment]
+    batch: Annotated[float, typer.Option(help="Expected size of a batch.")] = ...,  # type: ignore[assignment]
+    clip: Annotated[float, typer.Option(help="Clip norm; its mean, where clips are personal.")] = 1.0,
+    accountant: Annotated[str, typer.Option(help="pld (tight) or rdp.")] = "pld",
+    mix: Annotated[float | None, typer.Option(help="hybrid: share of sampling, in [0, 1].")] = None,
+    max_excess: Annotated[float | None, typer.Option(help="hybrid: as much sampling as this excess allows.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="exclude: the smallest epsilon that takes part.")] = None,
+    order: Annotated[str | None, typer.Option(help="sequential: strictest-first or open-first.")] = None,
+    public_rate: Annotated[float | None, typer.Option(help="Rate of public records.")] = None,
+    public_clip: Annotated[float | None, typer.Option(help="Clip of public records.")] = None,
+    reserve: Annotated[float, typer.Option(help="Share of every budget kept for later releases.")] = 0.0,
+    deniable: Annotated[bool, typer.Option("--deniable", help="Draw each epsilon at random at or below the holder's own.")] = False,
+    seed: Annotated[int | None, typer.Option(help="For tests: seed of random assignments.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Also write the plan as JSON.")] = None,
+    all_groups: Annotated[
+        bool, typer.Option("--all-groups", help="Write small groups to --out too (sensitive: readable by you alone).")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Turn budgets into rates, clips and noise that honour every one of them."""
+    people = budgets_from(
+        epsilon=epsilon, share=share, holders=holders, delta=delta, budgets=budgets, policy=policy, reserve=reserve, seed=seed
+    )
+    if deniable:
+        people = people.deniable(seed=seed)
+    given = {"mix": mix, "max_excess": max_excess, "threshold": threshold, "order": order}
+    options = {name: value for name, value in given.items() if value is not None}
+    with working("planning"):
+        made = sartor.plan(
+            people,
+            scheme,
+            steps=steps,
+            batch=batch,
+            clip=clip,
+            accountant=accountant,
+            public_rate=public_rate,
+            public_clip=public_clip,
+            **options,
+        )
+        if json:
+            document = made.to_json()
+        if out is not None:
+            _write(made, out, all_groups)
+    if json:
+        print_json(document)
+    else:
+        show(made)
+
+
+def _write(made: sartor.Plan, path: str, all_groups: bool) -> None:
+    try:
+        made.save(path, sensitive=all_groups)
+    except OSError as error:
+        raise sartor.SartorError(f"{path} cannot be written: {error.strerror}.") from error
+    if made.to_json()["merged"] and not all_groups:
+        say(f"note: {path} shows groups of fewer than 10 holders merged; --all-groups writes them all, for you alone.")

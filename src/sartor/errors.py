@@ -1,0 +1,31 @@
+"""What can go wrong, by name. Every message is one sentence with the way out; none shows one holder's budget."""
+
+from __future__ import annotations
+
+
+class SartorError(ValueError):
+    """A request that cannot be carried out as given."""
+
+
+class InvalidBudget(SartorError):
+    """Budgets that are not budgets: zero, negative or missing numbers, unknown levels, duplicate holders."""
+
+
+class Infeasible(SartorError):
+    """A request that no parameters can meet; the message names the group and the limit that binds."""
+
+
+class Overspent(SartorError):
+    """Parameters under which somebody would spend more than their budget: such a plan cannot be constructed."""
+
+
+class SartorWarning(UserWarning):
+    """Something that holds its promise but is probably not what was meant."""
+
+
+class RarelyUsed(SartorWarning):
+    """A group whose members are expected to be used less than once in the whole run."""
+
+
+class NoNoise(SartorWarning):
+    """A population of public records alone: the run adds no noise and protects nobody."""

@@ -1,0 +1,10 @@
+"""Plans: budgets turned into parameters, one small module per scheme."""
+
+from __future__ import annotations
+
+from sartor.plans import exclude, hybrid, scale, sequential, uniform
+from sartor.plans.build import plan
+from sartor.plans.plan import Plan
+from sartor.plans.registry import schemes
+
+__all__ = ["Plan", "exclude", "hybrid", "plan", "scale", "schemes", "sequential", "uniform"]

@@ -1,0 +1,268 @@
+"""`sartor.plan`: from budgets to a checked plan, by any scheme.
+
+Here public records are set aside and put back, noise multipliers become clips whose mean is the one asked for, and the plan is constructed,
+which is where it is checked.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor.accounting import spend
+from sartor.accounting.spending import Accountant, check_accountant
+from sartor.budgets import Budgets, Groups, spendable
+from sartor.errors import Infeasible, NoNoise, RarelyUsed, SartorError
+from sartor.plans.plan import Plan
+from sartor.plans.problem import Parameters, Problem
+from sartor.plans.registry import Scheme, find
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+_NUDGE = 1e-9
+
+
+def plan(
+    budgets: Budgets,
+    scheme: str = "scale",
+    *,
+    steps: int,
+    batch: float,
+    clip: float = 1.0,
+    accountant: str = "pld",
+    public_rate: float | None = None,
+    public_clip: float | None = None,
+    **options: Any,
+) -> Plan:
+    """Turn budgets into a plan that honours every one of them.
+
+    `batch` is the expected size of a batch, `clip` the clip norm (its mean over holders, where clips are personal). `public_rate` and
+    `public_clip` are caps for public records; without them those are treated as the most open finite group. Schemes and their options:
+    `scale`, `sample`, `uniform`, `hybrid` (`mix` in [0, 1], or `max_excess`), `exclude` (`threshold`), `sequential` (`order`).
+
+    Example:
+        >>> import sartor
+        >>> budgets = sartor.Budgets.from_shares([1, 2, 3], [0.34, 0.43, 0.23], holders=60_000, delta=1e-5, seed=1)
+        >>> plan = sartor.plan(budgets, "scale", steps=9_375, batch=512, clip=0.2, accountant="rdp")
+        >>> round(plan.noise_multiplier, 2)
+        2.07
+    """
+    chosen, name = find(scheme), check_accountant(accountant)
+    _check(budgets, steps, batch, clip, public_rate, public_clip, chosen, options)
+    if "max_excess" in options:
+        return _within(budgets, steps=steps, batch=batch, clip=clip, accountant=name, caps=(public_rate, public_clip), **options)
+    made = _made(budgets, chosen, int(steps), float(batch), float(clip), name, (public_rate, public_clip), options)
+    _warn(made)
+    return made
+
+
+def _check(
+    budgets: Budgets,
+    steps: int,
+    batch: float,
+    clip: float,
+    public_rate: float | None,
+    public_clip: float | None,
+    scheme: Scheme,
+    options: dict[str, Any],
+) -> None:
+    if not isinstance(budgets, Budgets):
+        raise SartorError("a plan is made from sartor.Budgets: one budget per holder.")
+    if steps != int(steps) or steps < 1:
+        raise SartorError(f"steps must be a whole number of at least 1, not {steps}.")
+    if not 0 < clip < np.inf:
+        raise SartorError(f"the clip must be positive and finite, not {clip:g}.")
+    if not 0 < batch <= len(budgets):
+        raise Infeasible(
+            f"an expected batch of {batch:g} cannot be drawn from {len(budgets)} holders: it must be above 0 and at most that."
+        )
+    if public_rate is not None and not 0 <= public_rate <= 1:
+        raise SartorError(f"public_rate must lie in [0, 1], not {public_rate:g}.")
+    if public_clip is not None and not 0 < public_clip < np.inf:
+        raise SartorError(f"public_clip must be positive and finite, not {public_clip:g}.")
+    unknown = sorted(set(options) - set(scheme.options))
+    if unknown:
+        takes = f"it takes {', '.join(scheme.options)}" if scheme.options else "it takes none"
+        raise SartorError(f'scheme "{scheme.name}" has no option {unknown[0]}; {takes}.')
+
+
+def _made(
+    budgets: Budgets,
+    scheme: Scheme,
+    steps: int,
+    batch: float,
+    clip: float,
+    accountant: Accountant,
+    caps: tuple[float | None, float | None],
+    options: dict[str, Any],
+) -> Plan:
+    groups = budgets.groups
+    finite = np.isfinite(groups.epsilon)
+    frame: dict[str, Any] = {
+        "scheme": scheme.name,
+        "accountant": accountant,
+        "steps": steps,
+        "batch": batch,
+        "clip": clip,
+        "epsilon": groups.epsilon,
+        "delta": groups.delta,
+        "holders": groups.holders,
+        "reserve": budgets.reserve,
+        "options": dict(options),
+    }
+    if not finite.any():
+        return _without_noise(frame, groups, caps, steps, batch, clip)
+    problem = _problem(groups, finite, budgets.reserve, steps, batch, accountant, caps)
+    found = scheme.solve(problem, **options)
+    return Plan(**frame, **_complete(problem, found, groups, finite, clip, caps))
+
+
+def _problem(
+    groups: Groups,
+    finite: NDArray[np.bool_],
+    reserve: float,
+    steps: int,
+    batch: float,
+    accountant: Accountant,
+    caps: tuple[float | None, float | None],
+) -> Problem:
+    epsilon, delta = spendable(groups.epsilon[finite], reserve), spendable(groups.delta[finite], reserve)
+    weight = groups.holders[finite].astype(float)
+    public = float(groups.holders[~finite].sum())
+    wanted = batch
+    if caps[0] is None:
+        weight[_most_open(epsilon, delta)] += public
+    else:
+        wanted = batch - public * caps[0]
+        if wanted <= 0:
+            raise Infeasible(
+                f"public records at a rate of {caps[0]:g} already fill the batch of {batch:g}; lower public_rate or raise the batch."
+            )
+    mean_rate = wanted / float(weight.sum())
+    if mean_rate > 1 + 1e-12:
+        raise Infeasible(
+            f"an expected batch of {batch:g} needs a mean rate of {mean_rate:.3g} of those with a finite budget, above 1; "
+            "raise public_rate or lower the batch."
+        )
+    return Problem(epsilon, delta, groups.holders[finite], weight, min(mean_rate, 1.0), steps, wanted, accountant)
+
+
+def _most_open(epsilon: Array, delta: Array) -> int:
+    return int(np.lexsort((delta, epsilon))[-1])
+
+
+def _complete(
+    problem: Problem,
+    found: Parameters,
+    groups: Groups,
+    finite: NDArray[np.bool_],
+    clip: float,
+    caps: tuple[float | None, float | None],
+) -> dict[str, Any]:
+    """From the finite groups' rates and noise multipliers to everybody's rates and clips."""
+    rate, multiplier = found.rate.copy(), found.noise_multiplier
+    none = multiplier == 0
+    if none.any() and not none.all():
+        i = int(np.flatnonzero(none)[0])
+        raise Infeasible(
+            f"{problem.name(i)} is drawn so rarely that it needs no noise at all while others do, so no clip fits both; "
+            'use scheme "uniform".'
+        )
+    weight = problem.weight.copy()
+    if caps[1] is not None:  # public records with a clip of their own do not count in the mean
+        weight[_most_open(problem.epsilon, problem.delta)] -= groups.holders[~finite].sum() if caps[0] is None else 0
+    if none.all():
+        clips, noise = np.full(len(rate), clip), 0.0
+    else:
+        noise = clip / float(np.average(1 / multiplier, weights=weight))
+        clips = noise / multiplier
+        rate, clips = _nudged(problem, rate, clips, noise, found)
+    steps = np.full(len(rate), problem.steps, np.int64)
+    first = np.zeros(len(rate), np.int64) if found.first is None else found.first
+    last = steps if found.last is None else found.last
+    place = np.zeros(len(finite), np.intp)
+    place[finite] = np.arange(len(rate))
+    place[~finite] = _most_open(problem.epsilon, problem.delta)
+    out: dict[str, Any] = {"rate": rate[place], "clips": clips[place], "first": first[place], "last": last[place]}
+    if caps[0] is not None:
+        out["rate"][~finite] = caps[0]
+    if caps[1] is not None:
+        out["clips"][~finite] = caps[1]
+    return {**out, "noise_multiplier": noise / clip}
+
+
+def _nudged(problem: Problem, rate: Array, clips: Array, noise: float, found: Parameters) -> tuple[Array, Array]:
+    """Undo what rounding of the last digit may have added: a clip a billionth smaller never costs more."""
+    taken = problem.steps if found.first is None or found.last is None else found.last - found.first
+    for _ in range(20):
+        over = spend(rate, noise / clips, taken, problem.delta, problem.accountant) > problem.epsilon
+        if not over.any():
+            break
+        clips = np.where(over, clips * (1 - _NUDGE), clips)
+    return rate, clips
+
+
+def _without_noise(
+    frame: dict[str, Any], groups: Groups, caps: tuple[float | None, float | None], steps: int, batch: float, clip: float
+) -> Plan:
+    count = len(groups)
+    rate = batch / float(groups.holders.sum()) if caps[0] is None else caps[0]
+    return Plan(
+        **frame,
+        noise_multiplier=0.0,
+        rate=np.full(count, rate),
+        clips=np.full(count, clip if caps[1] is None else caps[1]),
+        first=np.zeros(count, np.int64),
+        last=np.full(count, steps, np.int64),
+    )
+
+
+def _within(
+    budgets: Budgets,
+    *,
+    steps: int,
+    batch: float,
+    clip: float,
+    accountant: Accountant,
+    caps: tuple[float | None, float | None],
+    max_excess: float,
+    mix: float | None = None,
+) -> Plan:
+    """The hybrid with the largest share of sampling, to a hundredth, whose excess stays within a ceiling; scaling alone has none."""
+    if mix is not None:
+        raise SartorError("give either mix or max_excess: the one decides the other.")
+    if not max_excess >= 0:
+        raise SartorError(f"max_excess must be 0 or more, not {max_excess:g}.")
+
+    def at(mix: float) -> Plan:
+        return _made(budgets, find("hybrid"), int(steps), float(batch), float(clip), accountant, caps, {"mix": mix})
+
+    best, low, high = at(1.0), 0.0, 1.0
+    if best.excess.max() > max_excess:
+        best = at(0.0)
+        while high - low > 0.01:
+            middle = (low + high) / 2
+            trial = at(middle)
+            if trial.excess.max() <= max_excess:
+                best, low = trial, middle
+            else:
+                high = middle
+    object.__setattr__(best, "options", {**best.options, "max_excess": max_excess})
+    _warn(best)
+    return best
+
+
+def _warn(made: Plan) -> None:
+    if made.noise_multiplier == 0 and np.isinf(made.epsilon).all():
+        warnings.warn(NoNoise("every record is public: the plan adds no noise and protects nobody."), stacklevel=3)
+    rare = (made.expected_uses < 1) & (made.rate > 0)
+    if rare.any():
+        message = (
+            f"{int(rare.sum())} of {len(made)} groups, with {int(made.holders[rare].sum())} of {int(made.holders.sum())} holders, are "
+            'expected to be used less than once in the whole run; scheme "scale" leaves nobody unseen.'
+        )
+        warnings.warn(RarelyUsed(message), stacklevel=3)
