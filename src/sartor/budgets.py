@@ -32,6 +32,8 @@ from sartor.errors import InvalidBudget
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
+_MOST_HOLDERS = 10**9
+
 
 @dataclass(frozen=True, repr=False)
 class Groups:
@@ -67,8 +69,13 @@ class Policy:
             if epsilon is None or own is None:
                 missing = "epsilon" if epsilon is None else "delta"
                 raise InvalidBudget(f'the policy\'s level "{name}" has no {missing}; give it there or for the whole policy.')
-            checked_epsilon, checked_delta = _checked(np.array([float(epsilon)]), np.array([float(own)]))
-            self.levels[name] = (float(checked_epsilon[0]), float(checked_delta[0]))
+            try:
+                values = np.array([float(epsilon)]), np.array([float(own)])
+            except (TypeError, ValueError):
+                raise InvalidBudget(f'the policy\'s level "{name}" needs numbers for epsilon and delta.') from None
+            if not (values[0] > 0 and 0 < values[1] < 1):
+                raise InvalidBudget(f'the policy\'s level "{name}" needs an epsilon above 0 and a delta strictly between 0 and 1.')
+            self.levels[name] = (float(values[0][0]), float(values[1][0]))
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Policy:
@@ -124,8 +131,8 @@ class Budgets:
         try:
             eps = np.array(epsilon, dtype=np.float64)
             own = np.array(delta, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise InvalidBudget("epsilon and delta must be numbers, one per holder.") from error
+        except (TypeError, ValueError):
+            raise InvalidBudget("epsilon and delta must be numbers, one per holder.") from None
         eps, own = _checked(np.atleast_1d(eps), np.full(eps.size, own) if own.ndim == 0 else own)
         if not 0 <= reserve < 1:
             raise InvalidBudget(f"reserve is a share of every budget and must lie in [0, 1), not {reserve}.")
@@ -140,12 +147,14 @@ class Budgets:
     def from_groups(cls, groups: Iterable[tuple[float, int]], *, delta: ArrayLike, reserve: float = 0.0) -> Budgets:
         """From (epsilon, size) of each group, in that order; delta is one number or one per group."""
         pairs = list(groups)
-        sizes = np.array([size for _, size in pairs])
-        if len(pairs) and (np.any(sizes < 0) or np.any(sizes != np.round(sizes))):
-            raise InvalidBudget("a group's size must be a whole number of 0 or more.")
-        own = np.broadcast_to(np.asarray(delta, float), (len(pairs),))
+        try:
+            epsilon, sizes = (np.array([float(pair[i]) for pair in pairs]) for i in (0, 1))
+        except (TypeError, ValueError):
+            raise InvalidBudget("a group is an epsilon and a size, both of them numbers.") from None
+        if not np.all((sizes >= 0) & (sizes <= _MOST_HOLDERS) & (sizes == np.round(sizes))):
+            raise InvalidBudget(f"a group's size must be a whole number from 0 to {_MOST_HOLDERS:g}.")
         counts = sizes.astype(int)
-        return cls(np.repeat([float(eps) for eps, _ in pairs], counts), delta=np.repeat(own, counts), reserve=reserve)
+        return cls(np.repeat(epsilon, counts), delta=np.repeat(_per_group(delta, len(pairs)), counts), reserve=reserve)
 
     @classmethod
     def from_shares(
@@ -162,8 +171,8 @@ class Budgets:
         counts = exact_counts(share, holders)
         if len(epsilon) != len(counts):
             raise InvalidBudget(f"there are {len(epsilon)} epsilons but {len(counts)} shares.")
-        own = np.broadcast_to(np.asarray(delta, float), (len(counts),))
-        order = np.random.default_rng(seed).permutation(holders)
+        own = _per_group(delta, len(counts))
+        order = _generator(seed).permutation(int(holders))
         eps = np.repeat(np.asarray(epsilon, float), counts)[order]
         return cls(eps, delta=np.repeat(own, counts)[order], reserve=reserve)
 
@@ -193,7 +202,7 @@ class Budgets:
         `delta` is for rows without their own; `policy` gives the levels. With `holders`, rows are looked up by name and come back
         in that order.
         """
-        rows = _read_rows(path)
+        lines, rows = _read_rows(path)
         names = [row["holder"] for row in rows]
         _check_names(names, len(names))
         if "level" in rows[0]:
@@ -201,8 +210,8 @@ class Budgets:
                 raise InvalidBudget(f"{Path(path).name} holds levels: give the policy that maps them to numbers.")
             whole = cls.from_policy(policy, [row["level"] for row in rows], holders=names, reserve=reserve)
         else:
-            eps = [_number(row["epsilon"], "epsilon", line) for line, row in enumerate(rows, 2)]
-            own = [_number(row["delta"], "delta", line) if row.get("delta") else delta for line, row in enumerate(rows, 2)]
+            eps = [_number(row["epsilon"], "epsilon", line) for line, row in zip(lines, rows, strict=True)]
+            own = [_number(row["delta"], "delta", line) if row.get("delta") else delta for line, row in zip(lines, rows, strict=True)]
             if any(value is None for value in own):
                 raise InvalidBudget(f"{Path(path).name} has rows without a delta: add the column or give one delta for all.")
             whole = cls(eps, delta=np.array(own, float), holders=names, reserve=reserve)
@@ -256,7 +265,7 @@ class Budgets:
         if seed is None:
             uniform = np.frombuffer(os.urandom(8 * len(rank)), np.uint64) / 2.0**64
         else:
-            uniform = np.random.default_rng(seed).random(len(rank))
+            uniform = _generator(seed).random(len(rank))
         drawn = np.minimum((uniform * (rank + 1)).astype(int), rank)
         return Budgets(levels[drawn], delta=self.delta, holders=self._names, reserve=self.reserve)
 
@@ -286,8 +295,8 @@ def exact_counts(share: Sequence[float], holders: int) -> NDArray[np.int64]:
     Shares add up to 1, or to 100, but for rounding (three shares of 0.333 are three thirds).
     """
     weights = np.asarray(share, float)
-    if holders != int(holders) or holders < 1:
-        raise InvalidBudget(f"the number of holders must be a whole number of at least 1, not {holders}.")
+    if not 1 <= holders <= _MOST_HOLDERS or holders != int(holders):
+        raise InvalidBudget(f"the number of holders must be a whole number from 1 to {_MOST_HOLDERS:g}, not {holders}.")
     if weights.ndim != 1 or not len(weights) or not np.all(np.isfinite(weights)) or np.any(weights < 0) or weights.sum() <= 0:
         raise InvalidBudget("shares must be numbers of 0 or more, not all of them 0.")
     total = float(weights.sum())
@@ -297,7 +306,23 @@ def exact_counts(share: Sequence[float], holders: int) -> NDArray[np.int64]:
     counts = np.floor(exact + 1e-9).astype(np.int64)
     rest = int(holders) - int(counts.sum())
     counts[np.argsort(-(exact - counts), kind="stable")[:rest]] += 1
-    return counts.astype(np.int64)
+    return np.asarray(counts, np.int64)
+
+
+def _per_group(delta: ArrayLike, count: int) -> Array:
+    try:
+        own = np.asarray(delta, float)
+    except (TypeError, ValueError):
+        raise InvalidBudget("delta must be a number, or one number per group.") from None
+    if own.shape not in ((), (count,)):
+        raise InvalidBudget(f"there are {count} groups but {own.size} deltas; give one delta for all or one for each.")
+    return np.broadcast_to(own, (count,))
+
+
+def _generator(seed: int | None) -> np.random.Generator:
+    if seed is not None and seed < 0:
+        raise InvalidBudget(f"a seed must be 0 or more, not {seed}.")
+    return np.random.default_rng(seed)
 
 
 def _check_names(names: Sequence[str], count: int) -> None:
@@ -318,14 +343,20 @@ def _number(text: Any, column: str, line: int) -> float:
         raise InvalidBudget(f"line {line} has no number in the column {column}.") from None
 
 
-def _read_rows(path: str | os.PathLike[str]) -> list[dict[str, str]]:
+def _read_rows(path: str | os.PathLike[str]) -> tuple[list[int], list[dict[str, str]]]:
+    """Line numbers and rows of a CSV of budgets."""
     name = Path(path).name
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             columns = [column.strip() for column in reader.fieldnames or []]
             reader.fieldnames = columns
-            rows = [{key: (value or "").strip() for key, value in row.items() if key is not None} for row in reader]
+            lines, rows = [], []
+            for row in reader:
+                if None in row:
+                    raise InvalidBudget(f"line {reader.line_num} of {name} has more fields than the first line names.")
+                lines.append(reader.line_num)
+                rows.append({key: (value or "").strip() for key, value in row.items()})
     except OSError as error:
         raise InvalidBudget(f"{name} cannot be read: {error.strerror}.") from error
     except (csv.Error, UnicodeDecodeError) as error:
@@ -336,7 +367,7 @@ def _read_rows(path: str | os.PathLike[str]) -> list[dict[str, str]]:
         raise InvalidBudget(f"{name} has both epsilon and level: which one counts must be clear, so give one of them.")
     if not rows:
         raise InvalidBudget(f"{name} has no rows: there are no holders.")
-    return rows
+    return lines, rows
 
 
 def spendable(value: ArrayLike, reserve: float) -> Array:

@@ -7,6 +7,7 @@ budget away. A population of fewer than ten holders is one row.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -23,30 +24,36 @@ _TABLE_ROWS = 20
 def rows(holders: NDArray[np.int64], most: int | None = None) -> list[slice]:
     """Runs of groups, given in the order of their budgets, that may each be shown as one row.
 
-    Large groups stay by themselves; small ones are merged with their neighbours into at most about ten rows. `most` merges further, for
-    tables that people read.
+    Large groups stay by themselves and small ones are merged with small neighbours, into at most about ten rows; only where those are too
+    few do they join a large neighbour. `most` merges further, for tables that people read.
     """
-    count = len(holders)
     small = np.asarray(holders) < FEWEST
-    size = max(FEWEST, math.ceil(int(holders[small].sum()) / _MERGED_ROWS)) if small.any() else FEWEST
+    size = max(FEWEST, math.ceil(int(holders[small].sum()) / _MERGED_ROWS))
+    edges = [0, *(np.flatnonzero(small[1:] != small[:-1]) + 1).tolist(), len(small)]
     found: list[slice] = []
-    begin, held = 0, 0
-    for i in range(count):
-        if not small[i] and held == 0:
-            found.append(slice(i, i + 1))
-            begin = i + 1
-            continue
-        held += int(holders[i])
-        run_ends = i + 1 == count or not small[i + 1]
-        if held >= size or (run_ends and held >= FEWEST):
-            found.append(slice(begin, i + 1))
-            begin, held = i + 1, 0
-    if held:  # too few remain at the end: they join the row before
-        before = found.pop() if found else slice(0, 0)
-        found.append(slice(before.start, count))
-    if most is not None and len(found) > most:
-        found = _coarser(found, holders, most)
-    return found
+    for begin, end in itertools.pairwise(edges):
+        if not small[begin]:
+            found.extend(slice(i, i + 1) for i in range(begin, end))
+        elif int(holders[begin:end].sum()) >= FEWEST:
+            found.extend(_chunks(holders, begin, end, size))
+        elif found:
+            found[-1] = slice(found[-1].start, end)
+    # too few at the very beginning join what follows, and too few altogether are one row
+    found[:1] = [slice(0, found[0].stop if found else len(small))]
+    return _coarser(found, holders, most) if most is not None and len(found) > most else found
+
+
+def _chunks(holders: NDArray[np.int64], begin: int, end: int, size: int) -> list[slice]:
+    """A run of small groups cut into rows of about `size` holders; what is left over joins the last."""
+    total = np.cumsum(holders[begin:end])
+    cuts = [begin]
+    while cuts[-1] < end:
+        held = int(total[cuts[-1] - begin - 1]) if cuts[-1] > begin else 0
+        cut = begin + int(np.searchsorted(total, held + size)) + 1
+        if cut >= end or int(total[-1] - total[cut - begin - 1]) < FEWEST:
+            cut = end
+        cuts.append(cut)
+    return [slice(a, b) for a, b in itertools.pairwise(cuts)]
 
 
 def _coarser(runs: Sequence[slice], holders: NDArray[np.int64], most: int) -> list[slice]:
@@ -76,18 +83,30 @@ def _beyond(value: float, direction: int) -> float:
     return float(f"{steps * unit:.2g}") if steps else 0.0
 
 
-def shown(values: NDArray[np.float64], run: slice, holders: NDArray[np.int64]) -> float | tuple[float, float]:
-    """The value of a row: a number where ten holders or more share it, otherwise a range."""
+def shown(
+    values: NDArray[np.float64], run: slice, holders: NDArray[np.int64], secret: NDArray[np.float64] | None = None
+) -> float | tuple[float, float]:
+    """The value of a row: a number where ten holders or more share it, otherwise a range.
+
+    `secret` are values of small groups that must not be recognisable elsewhere either: what lies within 1 % of one is a range too.
+    """
     part = np.asarray(values)[run]
     low, high = float(part.min()), float(part.max())
-    if low == high and int(holders[run].sum()) >= FEWEST:
+    given_away = secret is not None and low > 0 and bool(np.any(np.abs(secret / low - 1) < 0.01))
+    if low == high and int(holders[run].sum()) >= FEWEST and not given_away:
         return low
     return outward(low, high)
 
 
-def text(values: NDArray[np.float64], run: slice, holders: NDArray[np.int64], form: str = ".4g") -> str:
+def text(
+    values: NDArray[np.float64],
+    run: slice,
+    holders: NDArray[np.int64],
+    form: str = ".4g",
+    secret: NDArray[np.float64] | None = None,
+) -> str:
     """One cell of a table: the value of a group, or the range of a merged row."""
-    value = shown(values, run, holders)
+    value = shown(values, run, holders, secret)
     if isinstance(value, tuple):
         return f"{value[0]:.2g} to {value[1]:.2g}"
     return format(value, form)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Json: TypeAlias = dict[str, Any]
 
+MOST_STEPS = 10**12
+"""Steps beyond this are refused: nothing here is meant for them."""
+
 
 @dataclass(frozen=True)
 class SampledGaussian:
@@ -39,8 +42,10 @@ class SampledGaussian:
             raise ValueError(f"rate must lie in [0, 1], not {self.rate}.")
         if not self.noise_multiplier >= 0:
             raise ValueError(f"noise_multiplier must be 0 or more, not {self.noise_multiplier}.")
-        if self.steps < 0 or self.steps != int(self.steps):
-            raise ValueError(f"steps must be a whole number of 0 or more, not {self.steps}.")
+        if not 0 <= self.steps <= MOST_STEPS or self.steps != int(self.steps):
+            raise ValueError(f"steps must be a whole number from 0 to {MOST_STEPS:g}, not {self.steps}.")
+        object.__setattr__(self, "rate", float(self.rate))
+        object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
         object.__setattr__(self, "steps", int(self.steps))
 
     def to_json(self) -> Json:
@@ -72,6 +77,8 @@ class Composition:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", tuple(self.parts))
+        if not all(isinstance(part, SampledGaussian | Composition | Included) for part in self.parts):
+            raise ValueError("a composition is made of exposures.")
 
     def to_json(self) -> Json:
         """This exposure as a JSON document."""
@@ -97,6 +104,9 @@ class Included:
     def __post_init__(self) -> None:
         if not 0 <= self.probability <= 1:
             raise ValueError(f"probability must lie in [0, 1], not {self.probability}.")
+        if not isinstance(self.exposure, SampledGaussian | Composition | Included):
+            raise ValueError("what a holder is included in must be an exposure.")
+        object.__setattr__(self, "probability", float(self.probability))
 
     def to_json(self) -> Json:
         """This exposure as a JSON document."""
@@ -122,6 +132,8 @@ def exposure_from_json(document: Mapping[str, Any]) -> Exposure:
             return Composition(tuple(exposure_from_json(part) for part in document["parts"]))
         if kind == "included":
             return Included(document["probability"], exposure_from_json(document["exposure"]))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"this is not an exposure: {error} is missing or of the wrong type.") from error
+    except KeyError as error:
+        raise ValueError(f"this is not an exposure: {error} is missing.") from None
+    except (TypeError, AttributeError):
+        raise ValueError("this is not an exposure: something in it is of the wrong type.") from None
     raise ValueError(f'"{kind}" is not a kind of exposure; there are "sampled_gaussian", "composition" and "included".')

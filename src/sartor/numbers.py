@@ -13,6 +13,8 @@ def to_json_number(value: float) -> float | str:
 
 def from_json_number(value: Any) -> float:
     """The float behind a JSON value."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if value == "inf":
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"a number was expected, not {type(value).__name__}")
     return float(value)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sartor.accounting import pld, rdp, solve
-from sartor.accounting.rdp import ORDERS, Conversion
+from sartor.accounting.rdp import Conversion
 from sartor.accounting.solve import noise_for, rate_for, steps_for
 from sartor.accounting.spending import ACCOUNTANTS, Accountant, Array, check_accountant, spend
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian
@@ -42,8 +42,8 @@ __all__ = [
     "epsilon",
     "noise_for",
     "profile",
-    "solve",
     "rate_for",
+    "solve",
     "spend",
     "steps_for",
 ]
@@ -95,7 +95,7 @@ def epsilon(
     if np.any(~((deltas > 0) & (deltas < 1))):
         raise ValueError("delta must lie strictly between 0 and 1.")
     if check_accountant(accountant) == "rdp":
-        value = rdp.epsilon_of(many, deltas, ORDERS if orders is None else orders, conversion)
+        value = rdp.epsilon_of(many, deltas, rdp.ORDERS if orders is None else orders, conversion)
         return _result(exposure, value, value, value)
     columns = [pld.epsilon_bounds(e, deltas[i : i + 1], pld.REPORTING_ACCURACY) for i, e in enumerate(many)]
     return _result(exposure, *(np.array([float(c[k][0]) for c in columns]) for k in range(3)))
@@ -128,7 +128,7 @@ def delta(
     if np.any(~(epsilons >= 0)):
         raise ValueError("epsilon must be 0 or more.")
     if check_accountant(accountant) == "rdp":
-        value = rdp.delta_of(many, epsilons, ORDERS if orders is None else orders, conversion)
+        value = rdp.delta_of(many, epsilons, rdp.ORDERS if orders is None else orders, conversion)
         return _result(exposure, value, value, value)
     columns = [pld.delta_bounds(e, epsilons[i : i + 1], pld.REPORTING_ACCURACY) for i, e in enumerate(many)]
     return _result(exposure, *(np.array([float(c[k][0]) for c in columns]) for k in range(3)))

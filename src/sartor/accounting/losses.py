@@ -244,8 +244,8 @@ def compose(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float, log_tai
     for weight, position, count in tilted:
         folded = np.bincount(position % length, weight, length)
         part = fft.rfft(folded)
-        with np.errstate(divide="ignore"):
-            part = np.exp(count * np.log(part)) if count > 1 else part
+        with np.errstate(divide="ignore", invalid="ignore"):
+            part = np.where(part == 0, 0.0, np.exp(count * np.log(part))) if count > 1 else part
         spectrum = part if spectrum is None else spectrum * part
     assert spectrum is not None
     density = np.maximum(fft.irfft(spectrum, length), 0.0)

@@ -61,7 +61,7 @@ def _steps(atom: Exposure) -> int:
 
 
 def _atoms(exposure: Exposure) -> _Atoms:
-    squared, counts, log_never = 0.0, dict[SampledGaussian | Included, int](), 0.0
+    squared, counts = 0.0, dict[SampledGaussian | Included, int]()
     stack = [exposure]
     while stack:
         part = stack.pop()
@@ -72,16 +72,15 @@ def _atoms(exposure: Exposure) -> _Atoms:
                 stack.append(part.exposure)
             elif part.probability > 0:
                 counts[part] = counts.get(part, 0) + 1
-                log_never += np.log1p(-part.probability)
         elif part.rate > 0 and part.steps > 0 and np.isfinite(part.noise_multiplier):
-            if part.rate == 1 or part.noise_multiplier == 0:
-                log_never += part.steps * np.log1p(-part.rate) if part.rate < 1 else -np.inf
-                squared += part.steps / part.noise_multiplier**2 if part.noise_multiplier > 0 else np.inf
+            if part.noise_multiplier == 0:
+                squared = np.inf
+            elif part.rate == 1:
+                squared += part.steps / part.noise_multiplier**2
             else:
                 one = SampledGaussian(part.rate, part.noise_multiplier, 1)
                 counts[one] = counts.get(one, 0) + part.steps
-                log_never += part.steps * np.log1p(-part.rate)
-    return _Atoms(float(np.sqrt(squared)), tuple(counts.items()), float(-np.expm1(log_never)))
+    return _Atoms(float(np.sqrt(squared)), tuple(counts.items()), rdp.probability_of_use(exposure))
 
 
 def _pairs(atoms: _Atoms, grid: float, log_tail: float, tilt: float) -> list[tuple[Pair, int]]:
@@ -198,10 +197,10 @@ def _chunks(delta: Array) -> list[NDArray[np.int64]]:
 
 
 def _rdp_start(exposure: Exposure, delta: float) -> tuple[float, float]:
-    curve = rdp.curve(exposure)
-    values = curve + np.log1p(-1 / rdp.ORDERS) - (np.log(delta) + np.log(rdp.ORDERS)) / (rdp.ORDERS - 1)
-    best = int(np.argmin(values))
-    return float(rdp.to_epsilon(curve, rdp.ORDERS, delta)), float(rdp.ORDERS[best])
+    """Rényi's epsilon and order: where the search begins, and what it falls back to."""
+    epsilon = rdp.epsilon_of([exposure], np.array([delta]), rdp.ORDERS, "balle")
+    values = rdp.curve(exposure) - np.log(delta) / (rdp.ORDERS - 1)
+    return float(epsilon[0]), float(rdp.ORDERS[int(np.argmin(values))])
 
 
 def epsilon_bounds(
@@ -258,9 +257,8 @@ def delta_bounds(exposure: Exposure, epsilon: Array, accuracy: float) -> tuple[A
     if exact is not None:
         return exact, exact, exact
     low, middle, high = (np.empty_like(epsilon) for _ in range(3))
-    curve = rdp.curve(exposure)
     for i, eps in enumerate(epsilon):
-        rényi = min(float(rdp.to_delta(curve, rdp.ORDERS, eps)), atoms.ever)
+        rényi = float(rdp.delta_of([exposure], np.array([eps]), rdp.ORDERS, "balle")[0])
         target = max(rényi / 10, 1e-300)
         found = _evaluate(atoms, target, _rdp_start(exposure, target), accuracy)
         at = np.array([eps])
@@ -309,26 +307,14 @@ class Profile:
         return {way: np.minimum(composed.delta(epsilon), self._atoms.ever) for way, composed in self._composed.items()}
 
 
-_memory: dict[tuple[float, float, int, float], float] = {}
-_MOST_REMEMBERED = 1 << 18
-
-
 def spend(rate: Array, noise_multiplier: Array, steps: Array, delta: Array) -> Array:
     """Epsilon (upper) of many sampled Gaussians, each at its own delta; equal mechanisms are composed once."""
-    keys = list(zip(rate.tolist(), noise_multiplier.tolist(), steps.astype(int).tolist(), delta.tolist(), strict=True))
-    missing = list(dict.fromkeys(key for key in keys if key not in _memory))
-    if missing:
-        if len(_memory) + len(missing) > _MOST_REMEMBERED:
-            _memory.clear()
-            missing = list(dict.fromkeys(keys))
-        columns = [np.array(column, float) for column in zip(*missing, strict=True)]
-        epsilon, order = rdp.spend(*columns)
-        by_mechanism: dict[tuple[float, float, int], list[int]] = {}
-        for i, key in enumerate(missing):
-            by_mechanism.setdefault(key[:3], []).append(i)
-        for mechanism, rows in by_mechanism.items():
-            starts = [(float(epsilon[i]), float(order[i])) for i in rows]
-            _, _, upper = epsilon_bounds(SampledGaussian(*mechanism), columns[3][rows], PLANNING_ACCURACY, starts)
-            for i, value in zip(rows, upper.tolist(), strict=True):
-                _memory[missing[i]] = value
-    return np.array([_memory[key] for key in keys])
+    epsilon, order = rdp.spend(rate, noise_multiplier, steps, delta)
+    by_mechanism: dict[tuple[float, float, int], list[int]] = {}
+    for i, mechanism in enumerate(zip(rate.tolist(), noise_multiplier.tolist(), steps.astype(int).tolist(), strict=True)):
+        by_mechanism.setdefault(mechanism, []).append(i)
+    out = np.empty(len(rate))
+    for mechanism, rows in by_mechanism.items():
+        starts = [(float(epsilon[i]), float(order[i])) for i in rows]
+        out[rows] = epsilon_bounds(SampledGaussian(*mechanism), delta[rows], PLANNING_ACCURACY, starts)[2]
+    return out

@@ -12,6 +12,7 @@ intensity, so 60,000 different budgets cost a few hundred evaluations.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from sartor.errors import Infeasible
 Indices = NDArray[np.intp]
 Family = Callable[[Array], tuple[Array, Array]]
 """From intensities to (rate, noise multiplier); what is spent grows with the intensity."""
+Floor = Callable[[Array], Array]
+"""From deltas to the log intensities at which a holder is used at all with that probability."""
 
 MOST_WASTE = 0.005
 """Share of a budget that a solver may leave unspent."""
@@ -33,6 +36,8 @@ _WASTE_OF_MANY = 8e-4  # for each of many
 _SHARED = 3e-3  # width, in epsilon, of the budgets that share one intensity
 _KNOTS = 20
 _FEW, _MANY = 32, 256
+_MOST_STEPS = 1e15
+_STEP_OFF = 1e-9  # above a floor, in logarithms
 
 
 def expected_waste(count: int) -> float:
@@ -49,13 +54,17 @@ def intensities(
     *,
     start: float | Array = 1.0,
     top: float = np.inf,
+    floor: Floor | None = None,
+    waste: float | None = None,
 ) -> Array:
     """For each budget the largest intensity, up to a small waste, that it allows; `top` where it allows that much."""
     first = np.log(np.broadcast_to(np.asarray(start, float), epsilon.shape))
     limit = float(np.log(top))
     if len(epsilon) <= _FEW:
-        return np.exp(_direct(epsilon, delta, family, steps, accountant, first, limit, _WASTE[accountant]))
-    predicted, elasticity = interpolated(epsilon, delta, family, steps, accountant, start=start, top=top)
+        return np.exp(
+            _direct(epsilon, delta, family, steps, accountant, first, limit, _WASTE[accountant] if waste is None else waste, floor)
+        )
+    predicted, elasticity = interpolated(epsilon, delta, family, steps, accountant, start=start, top=top, floor=floor)
     if len(epsilon) <= _MANY:
         value = _value(delta, family, steps, accountant)
         return np.exp(_root(value, epsilon, np.minimum(predicted, limit), limit, _WASTE_OF_MANY))
@@ -71,6 +80,7 @@ def interpolated(
     *,
     start: float | Array = 1.0,
     top: float = np.inf,
+    floor: Floor | None = None,
 ) -> tuple[Array, Array]:
     """Log intensities predicted from a few solved knots, and their elasticity in epsilon. A prediction promises nothing."""
     from scipy.interpolate import CubicSpline
@@ -83,7 +93,9 @@ def interpolated(
         rows = np.linspace(log_delta.min(), log_delta.max(), 5)
     grid_eps, grid_delta = np.tile(np.exp(knots), len(rows)), np.repeat(np.exp(rows), len(knots))
     first = _knot_start(log_eps, start, grid_eps)
-    solved = _direct(grid_eps, grid_delta, family, steps, accountant, first, limit, _WASTE_OF_MANY / 2).reshape(len(rows), len(knots))
+    solved = _direct(grid_eps, grid_delta, family, steps, accountant, first, limit, _WASTE_OF_MANY / 2, floor).reshape(
+        len(rows), len(knots)
+    )
     if len(knots) == 1:
         by_row, slope = np.repeat(solved, len(epsilon), axis=1), np.ones((len(rows), len(epsilon)))
     else:
@@ -117,52 +129,117 @@ def _value(delta: Array, family: Family, steps: float, accountant: Accountant) -
 
 
 def _direct(
-    epsilon: Array, delta: Array, family: Family, steps: float, accountant: Accountant, start: Array, limit: float, waste: float
+    epsilon: Array,
+    delta: Array,
+    family: Family,
+    steps: float,
+    accountant: Accountant,
+    start: Array,
+    limit: float,
+    waste: float,
+    floor: Floor | None,
 ) -> Array:
-    """Each budget by itself; the tight accountant starts from where the Rényi accountant ended."""
-    if accountant == "pld":
-        start = _root(_value(delta, family, steps, "rdp"), epsilon, start, limit, 0.02)
-    return _root(_value(delta, family, steps, accountant), epsilon, start, limit, waste)
+    """Each budget by itself; the tight accountant starts from where the Rényi accountant ended.
+
+    At its floor a holder is used at all with a probability of delta, which costs nothing. Where the accountant jumps from there beyond the
+    budget, as Rényi's may, the floor is the largest intensity that fits.
+    """
+    value = _value(delta, family, steps, accountant)
+    out = np.empty(len(epsilon))
+    open_ = np.arange(len(epsilon))
+    if floor is not None:
+        out = floor(delta)
+        open_ = open_[value(out + _STEP_OFF, open_) <= epsilon]
+    if len(open_):
+        cheap = _rényi_value(epsilon[open_], delta[open_], family, steps)
+        near = _root(cheap, epsilon[open_], start[open_], limit, 0.02 if accountant == "pld" else waste)
+        out[open_] = _root(lambda x, which: value(x, open_[which]), epsilon[open_], near, limit, waste)
+    return out
+
+
+def _rényi_value(epsilon: Array, delta: Array, family: Family, steps: float) -> Callable[[Array, Indices], Array]:
+    """The Rényi bound at orders near the last best one: a cheap bound from above, to come close before the accountant is asked."""
+    width = np.sqrt(2 * np.log(1 / delta))
+    order = 1 + width / (np.sqrt(width**2 + 2 * epsilon) - width)  # of a Gaussian that costs as much
+    every = np.full(len(delta), float(steps))
+
+    def value(log_intensity: Array, which: Indices) -> Array:
+        rate, noise = family(np.exp(log_intensity))
+        out = np.zeros(len(which))
+        out[(rate > 0) & (noise == 0)] = np.inf
+        rows = np.flatnonzero((rate > 0) & (noise > 0) & np.isfinite(noise))
+        if len(rows):
+            mine = which[rows]
+            out[rows], order[mine] = rdp.spend_near(rate[rows], noise[rows], every[mine], delta[mine], order[mine])
+        return out
+
+    return value
 
 
 def _root(value: Callable[[Array, Indices], Array], target: Array, start: Array, limit: float, waste: float) -> Array:
-    """The largest x, up to the waste, whose value is at most the target, for increasing values: bracketing and secants in logarithms.
+    """The largest x, up to the waste, whose value is at most the target, for increasing values.
 
-    Only points that were evaluated and found to fit are returned.
+    Steps outward until a bracket is found, then secants between its ends (Illinois), all in logarithms. Only points that were evaluated
+    and found to fit are returned.
     """
-    count = len(target)
-    goal = target * (1 - waste / 2)
+    bracket = _Bracket.around(target * (1 - waste / 2))
     x = np.minimum(start.astype(float), limit)
-    low, high = np.full(count, -np.inf), np.full(count, np.inf)
-    at_low, at_high = np.zeros(count), np.full(count, np.inf)
-    active = np.arange(count)
+    active = np.arange(len(target))
     for iteration in range(200):
         found = value(x[active], active)
-        fits = found <= target[active]
-        yes, no = active[fits], active[~fits]
-        low[yes], at_low[yes] = x[yes], found[fits]
-        high[no], at_high[no] = x[no], found[~fits]
+        bracket.learn(active, x[active], found, found <= target[active])
+        low, high = bracket.low, bracket.high
         with np.errstate(invalid="ignore"):
-            done = (at_low >= target * (1 - waste)) | (low >= limit) | (high - low < 1e-13 * np.maximum(1.0, np.abs(low)))
+            done = (bracket.at_low >= target * (1 - waste)) | (low >= limit) | (high - low < 1e-12 * np.maximum(1.0, np.abs(low)))
         active = active[~(done & np.isfinite(low))[active]]
         if not len(active):
             return low
-        x[active] = _next(low[active], high[active], at_low[active], at_high[active], goal[active], iteration, limit)
+        x[active] = np.minimum(bracket.next(active, iteration), limit)
     raise Infeasible("the search for a parameter did not settle; the budgets or the number of steps are beyond what can be computed.")
 
 
-def _next(low: Array, high: Array, at_low: Array, at_high: Array, goal: Array, iteration: int, limit: float) -> Array:
-    """Where to look next: outward by what is missing while one side is open, then by secants, with a bisection now and then."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        growth = 1.3**iteration
-        up = np.where(at_low > 0, np.clip(np.log(goal / at_low), 1e-4, 3.0), 2.0) * growth
-        down = np.where(np.isfinite(at_high), np.clip(np.log(at_high / goal), 1e-4, 3.0), 2.0) * growth
-        share = np.log(goal / at_low) / np.log(at_high / at_low)
-        secant = (at_low > 0) & np.isfinite(at_high) & (iteration % 4 != 3)
-        share = np.clip(np.where(secant, share, 0.5), 0.001, 0.999)
-        inside = low + np.nan_to_num(share, nan=0.5) * (high - low)
-    out = np.where(np.isinf(high), low + up, np.where(np.isinf(low), high - down, inside))
-    return np.minimum(out, limit)
+@dataclass
+class _Bracket:
+    """For many searches at once: the largest argument known to fit, the smallest known not to, and their values."""
+
+    goal: Array
+    low: Array
+    high: Array
+    at_low: Array
+    at_high: Array
+    weight_low: Array
+    weight_high: Array
+
+    @classmethod
+    def around(cls, goal: Array) -> _Bracket:
+        shape = goal.shape
+        return cls(
+            goal, np.full(shape, -np.inf), np.full(shape, np.inf), np.zeros(shape), np.full(shape, np.inf), np.ones(shape), np.ones(shape)
+        )
+
+    def learn(self, which: Indices, x: Array, value: Array, fits: NDArray[np.bool_]) -> None:
+        """Move one end; the other, if it stays a second time, loses half its weight (Illinois)."""
+        yes, no = which[fits], which[~fits]
+        again_low, again_high = self.weight_low[yes] >= 1, self.weight_high[no] >= 1
+        self.low[yes], self.at_low[yes] = x[fits], value[fits]
+        self.high[no], self.at_high[no] = x[~fits], value[~fits]
+        self.weight_high[yes] = np.where(again_low, self.weight_high[yes] / 2, self.weight_high[yes])
+        self.weight_low[no] = np.where(again_high, self.weight_low[no] / 2, self.weight_low[no])
+        self.weight_low[yes], self.weight_high[no] = 1.0, 1.0
+
+    def next(self, which: Indices, iteration: int) -> Array:
+        """Where to look next."""
+        low, high, goal = self.low[which], self.high[which], self.goal[which]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            below, above = np.log(self.at_low[which] / goal), np.log(self.at_high[which] / goal)
+            growth = 1.3**iteration
+            up = np.where(np.isfinite(below), np.clip(-below, 1e-4, 3.0), 2.0) * growth
+            down = np.where(np.isfinite(above), np.clip(above, 1e-4, 3.0), 2.0) * growth
+            weighted_below, weighted_above = below * self.weight_low[which], above * self.weight_high[which]
+            share = weighted_below / (weighted_below - weighted_above)
+            sound = np.isfinite(share) & (iteration % 8 != 7)
+            inside = low + np.clip(np.where(sound, share, 0.5), 1e-4, 1 - 1e-4) * (high - low)
+        return np.where(np.isinf(high), low + up, np.where(np.isinf(low), high - down, inside))
 
 
 def _shared(
@@ -247,6 +324,11 @@ def rate_for(epsilon: ArrayLike, delta: ArrayLike, *, noise_multiplier: ArrayLik
     )
 
 
+def rare_rate(steps: float) -> Floor:
+    """The log rate at which a holder is used at all, in so many steps, with probability just below delta."""
+    return lambda delta: np.log(-np.expm1(np.log1p(-delta) / steps)) - 1e-10
+
+
 def _ever(rate: Array, steps: Array) -> Array:
     out: Array = -np.expm1(steps * np.log1p(-np.minimum(rate, 1 - 1e-16)))
     return out
@@ -273,7 +355,8 @@ def _solved(
         pairs, back = np.unique(np.stack([e[rows], d[rows]]), axis=1, return_inverse=True)
         mu = pairs[0] / np.sqrt(2 * np.log(1.25 / pairs[1]))  # of a Gaussian that costs about as much
         start = guess(mu, *fixed)
-        x = intensities(pairs[0], pairs[1], family(*fixed), fixed[1], accountant, start=start, top=top)
+        floor = None if np.isinf(top) else rare_rate(fixed[1])
+        x = intensities(pairs[0], pairs[1], family(*fixed), fixed[1], accountant, start=start, top=top, floor=floor)
         out[rows] = result(x)[back.ravel()]
     return float(out[0]) if shape == () else out.reshape(shape)
 
@@ -320,43 +403,33 @@ def most_steps(epsilon: Array, delta: Array, rate: Array, noise: Array, accounta
     count = _rényi_steps(epsilon, delta, rate, noise)
     if accountant == "rdp":
         return count
-    low, high = np.zeros(len(epsilon)), np.full(len(epsilon), np.inf)
-    at_low, at_high = np.zeros(len(epsilon)), np.full(len(epsilon), np.inf)
+    waste = _WASTE[accountant]
+    bracket = _Bracket.around(epsilon * (1 - waste / 2))
     x = np.maximum(count.astype(float), 1.0)
     active = np.arange(len(epsilon))
-    for iteration in range(100):
+    for iteration in range(200):
         found = spend(rate[active], noise[active], x[active], delta[active], accountant)
-        fits = found <= epsilon[active]
-        low[active[fits]], at_low[active[fits]] = x[active[fits]], found[fits]
-        high[active[~fits]], at_high[active[~fits]] = x[active[~fits]], found[~fits]
-        done = (high - low <= 1) | ((low > 0) & (at_low >= epsilon * (1 - _WASTE[accountant])))
+        with np.errstate(divide="ignore"):
+            bracket.learn(active, np.log(x[active]), found, found <= epsilon[active])
+        low, high = np.round(np.exp(bracket.low)), np.round(np.exp(bracket.high))
+        done = (high - low <= 1) | ((low > 0) & (bracket.at_low >= epsilon * (1 - waste))) | (low >= _MOST_STEPS)
         active = active[~done[active]]
         if not len(active):
             break
-        with np.errstate(divide="ignore"):
-            log_next = _next(
-                np.log(low[active]),
-                np.log(high[active]),
-                at_low[active],
-                at_high[active],
-                epsilon[active] * (1 - _WASTE[accountant] / 2),
-                iteration,
-                45.0,
-            )
-        x[active] = np.clip(np.round(np.exp(log_next)), low[active] + 1, high[active] - 1)
-    return low.astype(np.int64)
+        proposed = np.minimum(np.exp(np.minimum(bracket.next(active, iteration), 50.0)), _MOST_STEPS)
+        x[active] = np.clip(np.round(proposed), low[active] + 1, np.maximum(high[active] - 1, low[active] + 1))
+    return np.asarray(low, np.int64)
 
 
 def _rényi_steps(epsilon: Array, delta: Array, rate: Array, noise: Array) -> NDArray[np.int64]:
     """The Rényi bound is linear in the steps at each order, so the best order gives the most steps directly."""
-    out = np.zeros(len(epsilon))
-    orders = rdp.ORDERS[rdp.ORDERS <= 512]
+    orders = rdp.ORDERS[rdp.ORDERS <= 512][::4]
     constant = np.log1p(-1 / orders) - (np.log(delta)[:, None] + np.log(orders)) / (orders - 1)
     pairs, back = np.unique(np.stack([rate, noise]), axis=1, return_inverse=True)
     per_step = rdp.sampled_gaussian(pairs[0], pairs[1], orders)[back.ravel()]
     with np.errstate(divide="ignore", invalid="ignore"):
         out = np.max(np.nan_to_num((epsilon[:, None] - constant) / per_step, nan=0.0), axis=1)
-    counts = np.floor(np.clip(out, 0.0, 1e15))
+    counts = np.floor(np.clip(out, 0.0, _MOST_STEPS))
     # the accountant that reports has the last word
     while (over := (counts > 0) & (spend(rate, noise, counts, delta, "rdp") > epsilon)).any():
         counts[over] = np.maximum(np.floor(counts[over] * (1 - 1e-4)) - 1, 0)

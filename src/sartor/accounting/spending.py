@@ -35,17 +35,32 @@ def spend(rate: ArrayLike, noise_multiplier: ArrayLike, steps: ArrayLike, delta:
     columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(c, float)) for c in (rate, noise_multiplier, steps, delta)))
     table = np.stack([_rounded(columns[0], np.ceil, 1.0), _rounded(columns[1], np.floor, np.inf), *columns[2:]], axis=1)
     distinct, back = _distinct(table)
-    q, z, t, d = distinct.T
-    out = np.zeros(len(distinct))
+    keys = [(accountant, *row) for row in distinct.tolist()]
+    new = np.array([key not in _memory for key in keys], bool)
+    if new.any():
+        values = _evaluated(distinct[new], accountant)
+        if len(_memory) + len(values) > _MOST_REMEMBERED:
+            _memory.clear()
+            new[:], values = True, _evaluated(distinct, accountant)
+        _memory.update(zip((key for key, is_new in zip(keys, new, strict=True) if is_new), values.tolist(), strict=True))
+    return np.array([_memory[key] for key in keys])[back]
+
+
+_memory: dict[tuple[float | str, ...], float] = {}  # what is known is a function of its key alone, so it is never stale
+_MOST_REMEMBERED = 1 << 18
+
+
+def _evaluated(table: Array, accountant: Accountant) -> Array:
+    q, z, t, d = table.T
+    out = np.zeros(len(table))
     used = (q > 0) & (t > 0) & np.isfinite(z)
-    rare = -np.expm1(t * np.log1p(-np.minimum(q, 1 - 1e-16))) <= d  # used at all with probability at most delta
-    noiseless = used & ~rare & (z == 0)
-    out[noiseless] = np.inf
-    rows = np.flatnonzero(used & ~rare & ~noiseless)
+    used &= -np.expm1(t * np.log1p(-np.minimum(q, 1 - 1e-16))) > d  # used at all with probability at most delta: nothing is spent
+    out[used & (z == 0)] = np.inf
+    rows = np.flatnonzero(used & (z > 0))
     if len(rows):
         part = [c[rows] for c in (q, z, t, d)]
         out[rows] = rdp.spend(*part)[0] if accountant == "rdp" else pld.spend(*part)
-    return np.asarray(out[back], float)
+    return out
 
 
 def _rounded(values: Array, towards: np.ufunc, most: float) -> Array:

@@ -51,7 +51,12 @@ def _print_mechanism(exposure: SampledGaussian, delta: float, json: bool) -> Non
     with working("accounting"):
         rdp, pld = epsilon(exposure, delta, "rdp").upper, epsilon(exposure, delta, "pld")
     if json:
-        inside = {"rate": exposure.rate, "noise_multiplier": exposure.noise_multiplier, "steps": exposure.steps, "delta": delta}
+        inside = {
+            "rate": exposure.rate,
+            "noise_multiplier": to_json_number(exposure.noise_multiplier),
+            "steps": exposure.steps,
+            "delta": delta,
+        }
         print_json({**inside, "rdp": to_json_number(rdp), "pld": _as_json(pld)})
         return
     show(
@@ -85,22 +90,31 @@ def _of_plan(plan: Plan, steps: int | None) -> list[dict[str, Any]]:
 
 def _of_merged(document: dict[str, Any], steps: int | None) -> list[dict[str, Any]]:
     """A document with merged rows: the costliest mechanism that each row's ranges allow."""
-    rows = []
     try:
+        whole = int(from_json_number(document["steps"]))
         reserve = from_json_number(document.get("reserve", 0.0))
-        for group in document["groups"]:
-            first, last = int(group.get("first", 0)), int(group.get("last", document["steps"]))
-            taken = int(np.clip((document["steps"] if steps is None else steps) - first, 0, last - first))
-            ends = {key: _ends(group[key]) for key in ("epsilon", "delta", "rate", "noise_multiplier")}
-            if np.isinf(ends["epsilon"][0]):
-                cost = {"rdp": np.inf, "pld": np.inf}
-            else:
-                worst = (min(ends["rate"][1], 1.0), ends["noise_multiplier"][0], taken, ends["delta"][0] * (1 - reserve))
-                cost = {"rdp": float(spend(*worst, "rdp")[0]), "pld": float(spend(*worst, "pld")[0])}
-            rows.append({"epsilon": _shown(ends["epsilon"]), "delta": _shown(ends["delta"]), **cost, "holders": int(group["holders"])})
-    except (KeyError, TypeError, ValueError) as error:
-        raise SartorError("this is not a plan: a number is missing or of the wrong type.") from error
+        taken = whole if steps is None else steps
+        rows = [_of_row(group, whole, taken, reserve) for group in document["groups"]]
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError):
+        raise SartorError("this is not a plan: a number is missing, of the wrong type or out of range.") from None
+    if not 0 <= taken <= whole:
+        raise SartorError(f"the plan has {whole} steps: what is spent after {taken} is not defined.")
     return rows
+
+
+def _of_row(group: dict[str, Any], whole: int, taken: int, reserve: float) -> dict[str, Any]:
+    first, last = int(group.get("first", 0)), int(group.get("last", whole))
+    ends = {key: _ends(group[key]) for key in ("epsilon", "delta", "rate", "noise_multiplier")}
+    delta = ends["delta"][0] * (1 - reserve)
+    worst = SampledGaussian(min(ends["rate"][1], 1.0), ends["noise_multiplier"][0], int(np.clip(taken - first, 0, last - first)))
+    if not (0 < delta < 1 and ends["rate"][0] >= 0):
+        raise ValueError
+    if np.isinf(ends["epsilon"][0]):
+        cost = {"rdp": np.inf, "pld": np.inf}
+    else:
+        numbers = (worst.rate, worst.noise_multiplier, worst.steps, delta)
+        cost = {"rdp": float(spend(*numbers, "rdp")[0]), "pld": float(spend(*numbers, "pld")[0])}
+    return {"epsilon": _shown(ends["epsilon"]), "delta": _shown(ends["delta"]), **cost, "holders": int(group["holders"])}
 
 
 def _ends(value: Any) -> tuple[float, float]:

@@ -63,6 +63,8 @@ def budgets_from(
     seed: int | None,
 ) -> Budgets:
     """Budgets as the options describe them: shares of a number of holders, or a file."""
+    if policy is not None and budgets is None:
+        raise SartorError("--policy maps the levels of a file of budgets: it goes with --budgets.")
     if (budgets is None) == (epsilon is None):
         raise SartorError("give either --epsilon with --share and --holders, or --budgets with a file.")
     deltas = None if delta is None else numbers(delta, "--delta")

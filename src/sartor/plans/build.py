@@ -16,6 +16,7 @@ from sartor.accounting import spend
 from sartor.accounting.spending import Accountant, check_accountant
 from sartor.budgets import Budgets, Groups, spendable
 from sartor.errors import Infeasible, NoNoise, RarelyUsed, SartorError
+from sartor.exposure import MOST_STEPS
 from sartor.plans.plan import Plan
 from sartor.plans.problem import Parameters, Problem
 from sartor.plans.registry import Scheme, find
@@ -72,8 +73,8 @@ def _check(
 ) -> None:
     if not isinstance(budgets, Budgets):
         raise SartorError("a plan is made from sartor.Budgets: one budget per holder.")
-    if steps != int(steps) or steps < 1:
-        raise SartorError(f"steps must be a whole number of at least 1, not {steps}.")
+    if not 1 <= steps <= MOST_STEPS or steps != int(steps):
+        raise SartorError(f"steps must be a whole number from 1 to {MOST_STEPS:g}, not {steps}.")
     if not 0 < clip < np.inf:
         raise SartorError(f"the clip must be positive and finite, not {clip:g}.")
     if not 0 < batch <= len(budgets):

@@ -1,9 +1,9 @@
 """Excess: how far a group's risk may lie above what its members would get if everyone had their budget.
 
 An epsilon is one point of a curve. Two mechanisms that meet the same (epsilon, delta) can differ elsewhere on it, and under personal
-sampling rates the mechanism that a holder gets depends on everybody's budgets (Kaiser et al., "Your Privacy Depends on Others"). The measure is the
-Delta-divergence between the mechanism that the holder gets and the uniform one at their budget (Kaissis et al. 2024): the largest, over
-epsilon >= 0 and both directions, of (delta_got(epsilon) - delta_alone(epsilon)) / (1 + e^epsilon), and at least 0.
+sampling rates the mechanism that a holder gets depends on everybody's budgets (Kaiser et al., "Your Privacy Depends on Others").
+The measure is the Delta-divergence between the mechanism that the holder gets and the uniform one at their budget (Kaissis et al. 2024):
+the largest, over epsilon >= 0 and both directions, of (delta_got(epsilon) - delta_alone(epsilon)) / (1 + e^epsilon), and at least 0.
 """
 
 from __future__ import annotations

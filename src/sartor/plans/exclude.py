@@ -24,6 +24,6 @@ def exclude(problem: Problem, threshold: float | None = None) -> Parameters:
         raise Infeasible(f"nobody is left at a threshold of {threshold:g}: every finite budget is stricter.")
     rate = problem.mean_rate * float(problem.weight.sum()) / remaining
     if rate > 1:
-        raise Infeasible(f"the {remaining:g} holders that a threshold of {threshold:g} leaves cannot fill the batch; lower the batch.")
+        raise Infeasible(f"the holders that a threshold of {threshold:g} leaves cannot fill the batch; lower the batch or the threshold.")
     noise = noise_for(problem.epsilon[kept], problem.delta[kept], rate=rate, steps=problem.steps, accountant=problem.accountant).max()
     return Parameters(np.where(kept, rate, 0.0), everyone(noise, problem.epsilon))

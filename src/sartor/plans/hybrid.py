@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.accounting import Accountant, noise_for
-from sartor.accounting.solve import Family, expected_waste, intensities, interpolated
+from sartor.accounting.solve import Family, expected_waste, intensities, interpolated, rare_rate
 from sartor.errors import Infeasible, SartorError
 from sartor.plans.problem import Parameters, Problem, everyone
 from sartor.plans.registry import register
@@ -23,6 +23,7 @@ from sartor.plans.scale import scale
 Array = NDArray[np.float64]
 
 _CLOSE = 5e-4  # of the mean rate to the one asked for
+_ROUGH = 4e-4  # waste while searching
 _KNOTTED = 32
 
 
@@ -52,13 +53,20 @@ def mixed(problem: Problem, mix: float) -> Parameters:
     if problem.accountant == "pld":
         log_noise, v = _balance(problem, mix, "pld", *_shift(problem, log_noise, v))
     rate, noise = _family(problem, mix, log_noise)(v)
+    unused = -np.expm1(problem.steps * np.log1p(-np.minimum(rate, 1 - 1e-16))) <= problem.delta
+    if unused.any():
+        raise Infeasible(
+            f"{problem.name(int(np.flatnonzero(unused)[0]))} would be drawn at all with a probability of at most its delta, beside "
+            f'budgets so much more open: sampling leaves it out; use scheme "scale" or a hybrid with a smaller mix than {mix:g}.'
+        )
     return Parameters(rate, noise)
 
 
 def _family(problem: Problem, mix: float, log_noise: float) -> Family:
     def family(v: Array) -> tuple[Array, Array]:
         with np.errstate(over="ignore"):
-            return np.minimum(problem.mean_rate * v**mix, 1.0), np.exp(log_noise) * v ** (mix - 1)
+            rate = problem.mean_rate * v**mix
+        return np.where(rate > 1 - 1e-12, 1.0, rate), np.exp(log_noise) * v ** (mix - 1)
 
     return family
 
@@ -92,18 +100,27 @@ def _balance(problem: Problem, mix: float, accountant: Accountant, log_noise: fl
     With many groups, the search runs on interpolated intensities, aiming ahead by what solving will leave unspent; what is returned was
     solved for every group.
     """
-    top, many = _top(problem, mix), len(problem.epsilon) > _KNOTTED
+    top, many, rare = _top(problem, mix), len(problem.epsilon) > _KNOTTED, rare_rate(problem.steps)
+
+    def floor(delta: Array) -> Array:
+        return np.asarray((rare(delta) - np.log(problem.mean_rate)) / mix)
 
     def predicted(family: Family, start: Array) -> Array:
-        log_v, _ = interpolated(problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top)
+        log_v, _ = interpolated(problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor)
         return np.exp(np.minimum(log_v, np.log(top)))
 
-    def solved(family: Family, start: Array) -> Array:
-        return intensities(problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top)
+    def roughly(family: Family, start: Array) -> Array:
+        return intensities(
+            problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, waste=_ROUGH
+        )
 
-    if many:
-        ahead = expected_waste(len(problem.epsilon))
-        log_noise, v = _search(problem, mix, predicted, log_noise, v, ahead)
+    def solved(family: Family, start: Array) -> Array:
+        return intensities(problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor)
+
+    ahead = expected_waste(len(problem.epsilon))
+    log_noise, v = _search(problem, mix, predicted if many else roughly, log_noise, v, ahead)
+    if accountant != problem.accountant:
+        return log_noise, v
     return _search(problem, mix, solved, log_noise, v, 0.0)
 
 

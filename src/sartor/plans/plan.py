@@ -28,6 +28,7 @@ from sartor.accounting import Accountant, SampledGaussian, spend
 from sartor.accounting.spending import check_accountant
 from sartor.budgets import Budgets, spendable
 from sartor.errors import Overspent, SartorError
+from sartor.exposure import MOST_STEPS
 from sartor.numbers import from_json_number, to_json_number
 from sartor.plans import excess as excess_of
 from sartor.plans import table
@@ -92,7 +93,8 @@ class Plan:
             if getattr(self, name).shape != (count,):
                 raise SartorError(f"a plan needs one {name} for each of its {count} groups.")
         wrong = {
-            "steps must be a whole number of at least 1": self.steps < 1 or self.steps != int(self.steps),
+            f"steps must be a whole number from 1 to {MOST_STEPS:g}": not 1 <= self.steps <= MOST_STEPS or self.steps != int(self.steps),
+            "the batch must be positive and finite": not 0 < self.batch < np.inf,
             "the clip must be positive and finite": not (0 < self.clip < np.inf),
             "the noise multiplier must be 0 or more and finite": not (0 <= self.noise_multiplier < np.inf),
             "rates must lie in [0, 1]": not np.all((self.rate >= 0) & (self.rate <= 1)),
@@ -223,10 +225,15 @@ class Plan:
         )
         return dict(zip(_COLUMNS, values, strict=True))
 
+    @property
+    def secret(self) -> Array:
+        """What groups of fewer than ten holders may spend: uniform treatment would show the strictest of them as everybody's spend."""
+        return spendable(self.epsilon, self.reserve)[(self.holders < confidential.FEWEST) & np.isfinite(self.epsilon)]
+
     def _shown(self, name: str, values: Array, run: slice) -> Any:
         if name == "holders":
             return int(self.holders[run].sum())
-        value = confidential.shown(values, run, self.holders)
+        value = confidential.shown(values, run, self.holders, self.secret if name == "spent" else None)
         return [to_json_number(end) for end in value] if isinstance(value, tuple) else to_json_number(value)
 
     @classmethod
@@ -242,7 +249,7 @@ class Plan:
         try:
             groups = document["groups"]
             column = {name: [from_json_number(group[name]) for group in groups] for name in _COLUMNS[:5]}
-            steps = int(document["steps"])
+            steps = _whole(document["steps"], "steps")
             return cls(
                 scheme=str(document["scheme"]),
                 accountant=check_accountant(document["accountant"]),
@@ -252,16 +259,18 @@ class Plan:
                 noise_multiplier=from_json_number(document["noise_multiplier"]),
                 epsilon=np.array(column["epsilon"]),
                 delta=np.array(column["delta"]),
-                holders=np.array(column["holders"], np.int64),
+                holders=np.array([_whole(size, "holders") for size in column["holders"]], np.int64),
                 rate=np.array(column["rate"]),
                 clips=np.array(column["clip"]),
-                first=np.array([int(group.get("first", 0)) for group in groups]),
-                last=np.array([int(group.get("last", steps)) for group in groups]),
+                first=np.array([_whole(group.get("first", 0), "first") for group in groups]),
+                last=np.array([_whole(group.get("last", steps), "last") for group in groups]),
                 reserve=from_json_number(document.get("reserve", 0.0)),
                 options=dict(document.get("options", {})),
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise SartorError(f"this is not a plan: {error} is missing or of the wrong type.") from error
+        except KeyError as error:
+            raise SartorError(f"this is not a plan: {error} is missing.") from None
+        except (TypeError, AttributeError, OverflowError):
+            raise SartorError("this is not a plan: a number is missing or of the wrong type.") from None
 
     def save(self, path: str | os.PathLike[str], *, sensitive: bool = False) -> None:
         """Write the plan as JSON, readable by its owner alone where it is sensitive."""
@@ -299,6 +308,13 @@ class Plan:
         return table.rich(self)
 
 
+def _whole(value: Any, name: str) -> int:
+    number = from_json_number(value)
+    if not number.is_integer() or abs(number) > 2**53:
+        raise SartorError(f"this is not a plan: {name} must be a whole number.")
+    return int(number)
+
+
 def _number(value: float) -> Any:
     number = float(value)
     return int(number) if number.is_integer() and abs(number) < 2**53 else to_json_number(number)
@@ -306,7 +322,7 @@ def _number(value: float) -> Any:
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     """A JSON document from a file, or one clear error."""
-    name = Path(path).name
+    name = os.fspath(path)
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -55,7 +55,7 @@ def _noise(problem: Problem, rate: NDArray[np.float64]) -> tuple[float, NDArray[
         while low == high or int(steps_at(low, accountant).sum()) >= problem.steps:
             high = min(high, low)
             low -= width
-            if low < -10:
+            if low < -4:
                 break
         while high - low > 1e-3:
             middle = (low + high) / 2

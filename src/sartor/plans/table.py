@@ -42,7 +42,7 @@ def cells(plan: Plan) -> list[list[str]]:
             confidential.text(plan.clips, run, holders, ".4g"),
             confidential.text(plan.noise_multipliers, run, holders, ".4g"),
             confidential.text(plan.expected_uses, run, holders, ".4g"),
-            confidential.text(plan.spent, run, holders, ".4f"),
+            confidential.text(plan.spent, run, holders, ".4f", plan.secret),
         ]
         if _shows_excess(plan):
             row.append(confidential.text(plan.excess, run, holders, ".2g"))

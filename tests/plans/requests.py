@@ -1,0 +1,45 @@
+"""Random requests for plans: all schemes, 1 to 50 groups, epsilons from 0.05 to 50 and infinite, rates up to 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import sartor
+
+SCHEMES = ("uniform", "sample", "scale", "hybrid", "exclude", "sequential")
+
+
+@dataclass(frozen=True)
+class Request:
+    budgets: sartor.Budgets
+    scheme: str
+    steps: int
+    batch: float
+    options: dict[str, Any]
+
+    def plan(self, accountant: str) -> sartor.Plan:
+        return sartor.plan(self.budgets, self.scheme, steps=self.steps, batch=self.batch, accountant=accountant, **self.options)
+
+
+def request(rng: np.random.Generator, *, most_groups: int = 50, most_steps: int = 20_000) -> Request:
+    groups = int(rng.integers(1, most_groups + 1))
+    epsilon = np.exp(rng.uniform(np.log(0.05), np.log(50), groups))
+    if groups > 1 and rng.random() < 0.15:
+        epsilon[rng.integers(groups)] = np.inf
+    sizes = np.exp(rng.uniform(0, np.log(5_000), groups)).astype(int) + 1
+    delta = 10 ** rng.uniform(-7, -4, groups) if rng.random() < 0.3 else 10 ** rng.uniform(-7, -4)
+    budgets = sartor.Budgets.from_groups(list(zip(epsilon, sizes, strict=True)), delta=delta)
+    scheme = SCHEMES[rng.integers(len(SCHEMES))]
+    rate = 1.0 if rng.random() < 0.05 else float(np.exp(rng.uniform(np.log(1e-3), 0)))
+    options: dict[str, Any] = {}
+    if scheme == "hybrid":
+        options["mix"] = float(rng.choice([0.0, 0.25, 0.5, 0.75, 1.0, rng.random()]))
+    if scheme == "exclude":
+        options["threshold"] = float(np.exp(rng.uniform(np.log(0.05), np.log(20))))
+    if scheme == "sequential":
+        options["order"] = str(rng.choice(["strictest-first", "open-first"]))
+    steps = int(np.exp(rng.uniform(0, np.log(most_steps))))
+    return Request(budgets, scheme, max(steps, 1), rate * len(budgets), options)
