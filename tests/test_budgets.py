@@ -531,7 +531,7 @@ def test_repr_shows_groups_and_never_a_holder():
     shown = repr(Budgets([3.1415926] + [2.0] * 25 + [5.0] * 15, delta=1e-5, holders=names, reserve=0.2))
     assert "41 holders" in shown
     assert "15 at epsilon 5, delta 1e-05" in shown
-    assert "26 at epsilon 1.9 to 3.2" in shown
+    assert "26 at epsilon 1 to 5" in shown
     assert "20% of each kept in reserve" in shown
     assert NAME not in shown
     assert "3.14" not in shown

@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sartor import confidential
 from sartor.errors import InvalidBudget
+from sartor.immutable import immutable
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -138,8 +139,7 @@ class Budgets:
             raise InvalidBudget(f"reserve is a share of every budget and must lie in [0, 1), not {reserve}.")
         if holders is not None:
             _check_names(holders, len(eps))
-        eps.flags.writeable = own.flags.writeable = False
-        self.epsilon, self.delta = eps, own
+        self.epsilon, self.delta = immutable(eps), immutable(own)
         self.reserve = float(reserve)
         self._names = None if holders is None else tuple(holders)
 
@@ -241,7 +241,7 @@ class Budgets:
         of_holder = np.empty(len(order), np.intp)
         of_holder[order] = np.cumsum(new) - 1
         counts = np.bincount(of_holder).astype(np.int64)
-        return Groups(eps[new], own[new], counts, of_holder)
+        return Groups(immutable(eps[new]), immutable(own[new]), immutable(counts, np.int64), immutable(of_holder, np.intp))
 
     @property
     def names(self) -> tuple[str, ...] | None:

@@ -1,7 +1,7 @@
 """What may be shown of groups: rows for groups of ten holders and more, ranges for smaller ones.
 
 A table, a repr, an error or a default JSON document must not show one holder's budget. So consecutive small groups are merged until
-at least ten holders stand in a row, and a merged row shows ranges, rounded outward to two digits, of everything that would give a
+at least ten holders stand in a row, and a merged row shows ranges, widened to 1, 2, 5, 10 and so on, of everything that would give a
 budget away. A population of fewer than ten holders is one row.
 """
 
@@ -69,18 +69,24 @@ def _coarser(runs: Sequence[slice], holders: NDArray[np.int64], most: int) -> li
     return merged
 
 
+def hidden(run: slice, holders: NDArray[np.int64]) -> bool:
+    """Whether a row stands for groups that may not be shown one by one."""
+    return bool(np.any(holders[run] < FEWEST)) or run.stop - run.start > 1
+
+
 def outward(low: float, high: float) -> tuple[float, float]:
-    """A range widened to the next two-digit numbers, so that its ends are nobody's value."""
+    """A range widened to the next of 1, 2, 5, 10, 20, 50 and so on, so that its ends tell little of anybody's value."""
     return _beyond(low, -1), _beyond(high, 1)
 
 
 def _beyond(value: float, direction: int) -> float:
-    if value == 0 or not math.isfinite(value):
+    if value <= 0 or not math.isfinite(value):
         return value
-    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
-    steps = round(value / unit, 6)
-    steps = math.floor(steps) + 1 if direction > 0 else math.ceil(steps) - 1
-    return float(f"{steps * unit:.2g}") if steps else 0.0
+    exponent = math.floor(math.log10(value))
+    ladder = [digit * 10.0**power for power in (exponent - 1, exponent, exponent + 1) for digit in (1, 2, 5)]
+    if direction > 0:
+        return float(f"{min(step for step in ladder if step > value * (1 + 1e-9)):.1g}")
+    return float(f"{max(step for step in ladder if step < value * (1 - 1e-9)):.1g}")
 
 
 def shown(

@@ -7,12 +7,24 @@ is discretised here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 Array = NDArray[np.float64]
+
+
+def log_ratio_at(loss: NDArray[Any], rate: float) -> Array:
+    """log R where a loss log(1 - rate + rate R) is reached; -inf at or below the smallest loss, log(1 - rate)."""
+    if rate == 1:
+        return np.asarray(loss, float)
+    floor = np.log1p(-rate)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        positive = loss - np.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(loss, 0.0)))
+        other = floor + np.log(np.maximum(np.expm1(np.minimum(loss, 0.0) - floor), 0.0)) - np.log(rate)
+    return np.asarray(np.where(loss > 0, positive, other), float)
 
 
 def delta_of(mu: float, epsilon: Array) -> Array:
@@ -45,14 +57,13 @@ def sampled_delta_of(rate: float, mu: float, epsilon: Array) -> Array:
 
     Guarantee: exact: the divergence of (1-q) N(0,1) + q N(mu,1) from N(0,1), and the other way round, whose loss is monotone.
     """
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        above = np.log1p(np.expm1(epsilon) / rate) / mu + mu / 2  # where the loss of removing exceeds epsilon
-        remove = rate * ndtr(mu - above) - np.where(np.isfinite(epsilon), (np.expm1(epsilon) + rate) * ndtr(-above), 0.0)
-        below = np.log1p(np.maximum(np.expm1(-epsilon) / rate, -1.0)) / mu + mu / 2  # where the loss of adding does
-        add = np.where(
-            np.isfinite(below), -np.expm1(epsilon) * ndtr(below) + np.exp(epsilon) * rate * (ndtr(below) - ndtr(below - mu)), 0.0
-        )
-    out: Array = np.maximum(np.maximum(remove, np.nan_to_num(add)), 0.0)
+    above = log_ratio_at(epsilon, rate) / mu + mu / 2  # where the loss of removing exceeds epsilon
+    below = log_ratio_at(-epsilon, rate) / mu + mu / 2  # below which the loss of adding does
+    with np.errstate(over="ignore", under="ignore"):
+        remove = rate * ndtr(mu - above) - np.exp(np.minimum(np.log(np.expm1(np.minimum(epsilon, 700.0)) + rate) + log_ndtr(-above), 0.0))
+        log_mixture = np.logaddexp(np.log1p(-rate) + log_ndtr(below), np.log(rate) + log_ndtr(below - mu))
+        add = ndtr(below) - np.exp(np.minimum(epsilon + log_mixture, 0.0))
+    out: Array = np.where(np.isfinite(epsilon), np.maximum(np.maximum(remove, np.where(np.isfinite(below), add, 0.0)), 0.0), 0.0)
     return out
 
 

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from scipy import fft
 from scipy.special import ndtr, ndtri_exp
 
+from sartor.accounting.gaussian import log_ratio_at
+
 Array = NDArray[np.float64]
 
 _MOST_POINTS = 1 << 21  # of a grid: bounds the memory of one evaluation to some 100 MB
@@ -48,6 +50,7 @@ class Pair:
     remove: Loss
     add: Loss
     spread: float
+    surplus: float = 0.0  # mass above 1 that rounding added
 
 
 class TooFine(Exception):
@@ -71,9 +74,7 @@ def sampled_step(rate: float, noise_multiplier: float, grid: float, log_tail: fl
     if last - first + 1 > _MOST_POINTS:
         raise TooFine
     node = np.arange(first, last + 1)
-    with np.errstate(divide="ignore"):
-        log_ratio = np.log1p(np.maximum(np.expm1(node[1:] * grid) / rate, -1.0))
-    edge = log_ratio / mu + mu / 2
+    edge = log_ratio_at(node[1:] * grid, rate) / mu + mu / 2
     below = np.append(-np.inf, edge[:-1]) if bounded else np.append(low, edge[:-1])
     below = np.minimum(below, edge)
     without = _interval(below, edge)
@@ -81,9 +82,8 @@ def sampled_step(rate: float, noise_multiplier: float, grid: float, log_tail: fl
     mixture = (1 - rate) * without + rate * included
     # the share of each cell's mass that goes to its upper end, so that both P and Q keep their mass
     a, span = node[:-1] * grid, -np.expm1(-grid)
-    with np.errstate(over="ignore", invalid="ignore"):
-        up_remove = np.clip((mixture - without * np.exp(np.minimum(a, 700.0))) / span, 0.0, mixture)
-        up_add = np.clip((without - mixture * np.exp(-(a + grid))) / span, 0.0, without)
+    up_remove = np.clip((mixture - without * np.exp(np.minimum(a, 700.0))) / span, 0.0, mixture)
+    up_add = np.clip((without - mixture * np.exp(np.minimum(-(a + grid), 700.0))) / span, 0.0, without)
     remove = np.zeros(len(node))
     remove[1:] += up_remove
     remove[:-1] += mixture - up_remove
@@ -127,14 +127,12 @@ def include(pair: Pair, probability: float) -> Pair:
     loss = (pair.remove.offset + np.arange(len(pair.remove.mass))) * h
     with np.errstate(over="ignore"):
         reweighted = pair.remove.mass * (p + (1 - p) * np.exp(np.minimum(-loss, 700.0)))
-    # Q's mass where P has none is 1 - sum e^-L P: the loss there is log(1 - p)
+    # Q's mass where P has none is 1 - sum e^-L P; its loss is below all others here, so it is counted at the lowest
     log_keep = np.log1p(-p) if p < 1 else -np.inf
     orphan = (1 - p) * max(0.0, 1.0 - float(np.exp(np.minimum(-loss, 700.0)) @ pair.remove.mass))
     new_loss = np.logaddexp(log_keep, np.log(p) + loss)
-    losses, masses = np.append(log_keep, new_loss), np.append(orphan, reweighted)
-    if p == 1:
-        losses, masses = new_loss, reweighted
-    remove, spread = _on_grid(losses, masses, p * pair.remove.infinite, h)
+    reweighted[0] += orphan
+    remove, spread = _on_grid(new_loss, reweighted, p * pair.remove.infinite, h)
     m = (pair.add.offset + np.arange(len(pair.add.mass))) * h
     new_m = -np.logaddexp(log_keep, np.log(p) - m)
     # where P has no mass the loss is -log(1 - p), not infinite
@@ -142,7 +140,7 @@ def include(pair: Pair, probability: float) -> Pair:
         add, _ = _on_grid(np.append(new_m, -log_keep), np.append(pair.add.mass, pair.add.infinite), 0.0, h)
     else:
         add, _ = _on_grid(new_m, pair.add.mass, pair.add.infinite, h)
-    return Pair(h, remove, add, pair.spread + spread)
+    return Pair(h, remove, add, pair.spread + spread, pair.surplus + max(0.0, float(remove.mass.sum()) + remove.infinite - 1))
 
 
 def _on_grid(loss: Array, mass: Array, infinite: float, grid: float) -> tuple[Loss, float]:
@@ -165,13 +163,23 @@ class Composed:
     weight: Array
     infinite: float
     log_scale: float
+    tilt: float
+    log_tail: float
+    reference: float
+
+    def junk(self, epsilon: float) -> float:
+        """A bound on what the divergence at epsilon holds that is not there: the cut-off, counted as infinite, and its wrap-around.
+
+        The transform is cyclic, so up to exp(log_tail) of tilted mass from beyond the window lies somewhere inside it.
+        """
+        wrapped = float(np.exp(np.minimum(self.log_tail - self.tilt * (epsilon - self.reference) + self.log_scale, 0.0)))
+        return wrapped + float(np.exp(np.minimum(np.log(max(self.infinite, 1e-320)) + self.log_scale, 0.0)))
 
     def delta(self, epsilon: Array) -> Array:
         """The hockey-stick divergence at each epsilon."""
         upper, lower = self._suffix
         at = np.searchsorted(self.loss, epsilon, side="right")
-        with np.errstate(over="ignore", invalid="ignore"):
-            shifted = np.exp(epsilon - self.loss[np.minimum(at, len(self.loss) - 1)])
+        shifted = np.exp(np.minimum(epsilon - self.loss[np.minimum(at, len(self.loss) - 1)], 0.0))
         scaled = upper[at] - np.where(at < len(self.loss), shifted * lower[at], 0.0)
         out: Array = np.minimum(np.maximum(scaled, 0.0) * np.exp(self.log_scale), 1.0)
         return out
@@ -220,7 +228,7 @@ def compose(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float, log_tai
     The window holds zero and all but exp(log_tail) of the tilted mass; what may lie above it is counted as infinite. Below, it ends where
     undoing the tilt would lift rounding errors into sight.
     """
-    tilted, log_mass, mean, variance = [], 0.0, 0, 0.0
+    tilted, log_mass, mean, drift, variance = [], 0.0, 0, 0.0, 0.0
     for loss, count in parts:
         position = np.arange(len(loss.mass)) + loss.offset
         with np.errstate(divide="ignore"):
@@ -232,10 +240,11 @@ def compose(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float, log_tai
         centre = float(weight @ position)
         log_mass += count * (peak + np.log(total))
         mean += count * round(centre)
+        drift += count * (centre - round(centre))
         variance += count * float(weight @ (position - centre) ** 2)
         tilted.append((weight, position - round(centre), count))
     deviation = max(np.sqrt(variance), 0.5)
-    low, high = _window(tilted, deviation, -log_tail)
+    low, high = _window(tilted, drift, deviation, -log_tail)
     low, high = min(low, -mean), max(high, 1 - mean)
     length = fft.next_fast_len(high - low + 1, real=True)
     if length > _MOST_POINTS:
@@ -250,25 +259,29 @@ def compose(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float, log_tai
     assert spectrum is not None
     density = np.maximum(fft.irfft(spectrum, length), 0.0)
     density = np.roll(density, -low)[: high - low + 1]
-    first = max(low, int(-_MOST_LIFT / (tilt * grid))) if tilt > 0 else low
+    middle = round(drift)  # where the tilted mass sits, in cells from `mean`
+    first = max(low, min(middle - int(_MOST_LIFT / (tilt * grid)), high)) if tilt > 0 else low
     loss_grid = (mean + np.arange(first, high + 1)) * grid
-    reference = mean * grid
-    weight = density[first - low :] * np.exp(-tilt * (loss_grid - reference))
+    reference = (mean + middle) * grid
+    with np.errstate(over="ignore"):
+        weight = density[first - low :] * np.exp(-tilt * (loss_grid - reference))
     log_scale = log_mass - tilt * reference
     # true mass above the window is at most the tilted mass there times the largest untilting factor
     above = np.exp(log_tail - tilt * (float(loss_grid[-1]) - reference))
     lost = -np.expm1(sum(count * np.log1p(-loss.infinite) for loss, count in parts))
     infinite = float(above + np.exp(np.log(max(lost, 1e-320)) - log_scale)) if lost > 0 else float(above)
-    return Composed(np.asarray(loss_grid, np.float64), weight, infinite, log_scale)
+    return Composed(np.asarray(loss_grid, np.float64), weight, infinite, log_scale, tilt, log_tail, reference)
 
 
-def _window(tilted: Sequence[tuple[Array, NDArray[np.int64], int]], deviation: float, log_inverse_tail: float) -> tuple[int, int]:
+def _window(
+    tilted: Sequence[tuple[Array, NDArray[np.int64], int]], drift: float, deviation: float, log_inverse_tail: float
+) -> tuple[int, int]:
     """Chernoff bounds on where the sum lies but for exp(-log_inverse_tail) of its mass on either side."""
     ends = []
     for sign in (-1, 1):
         best = float(sum(count * max(sign * int(position[0]), sign * int(position[-1])) for _, position, count in tilted))
         for scale in _CHERNOFF:
-            if scale < 1 and best < 2 * log_inverse_tail * deviation:
+            if scale < 1 and best - sign * drift < 2 * log_inverse_tail * deviation:
                 break  # weak exponents are for heavy tails
             t = scale / deviation
             log_moment = 0.0

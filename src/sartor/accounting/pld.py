@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sartor.accounting import gaussian, losses, rdp
 from sartor.accounting.losses import Composed, Loss, Pair, TooFine
+from sartor.errors import Infeasible
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian
 
 Array = NDArray[np.float64]
@@ -29,7 +30,9 @@ REPORTING_ACCURACY = 2e-5
 _CUT = np.log(1e-7)  # share of delta, and of the tilted mass, that truncation may cost
 _CELLS = 1 / 25  # of epsilon: the grid is at least so much finer
 _ROUNDS = 30
+_MOST_TILTS = 30
 _PROFILE_DELTA = 1e-7
+_LEAST_NOISE = 0.02  # noise multiplier below which the Rényi bound is used instead
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,20 @@ class _Atoms:
         return None
 
     @property
+    def harsh(self) -> bool:
+        """Whether some sampled step has next to no noise, so that losses have no useful grid."""
+        return any(_least_noise(atom) < _LEAST_NOISE for atom, _ in self.parts)
+
+    @property
     def steps(self) -> int:
         return sum(_steps(atom) * count for atom, count in self.parts) + (self.mu > 0)
+
+
+def _least_noise(exposure: Exposure) -> float:
+    if isinstance(exposure, SampledGaussian):
+        return exposure.noise_multiplier if exposure.rate > 0 and exposure.steps > 0 else np.inf
+    inner = exposure.parts if isinstance(exposure, Composition) else (exposure.exposure,)
+    return min((_least_noise(part) for part in inner), default=np.inf)
 
 
 def _steps(atom: Exposure) -> int:
@@ -104,7 +119,8 @@ def _pair(atom: SampledGaussian | Included, grid: float, log_tail: float, tilt: 
         offset = round(float(composed.loss[0]) / grid)
         whole.append(Loss(offset, composed.weight * scale, min(composed.infinite * scale, 1.0)))
     spread = sum(count * pair.spread for pair, count in pairs)
-    return losses.include(Pair(grid, whole[0], whole[1], spread), atom.probability)
+    surplus = sum(count * pair.surplus for pair, count in pairs) + sum(max(0.0, float(way.mass.sum()) - 1) for way in whole)
+    return losses.include(Pair(grid, whole[0], whole[1], spread, surplus), atom.probability)
 
 
 @dataclass(frozen=True)
@@ -114,12 +130,16 @@ class _Evaluation:
     grid: float
     steps: int
     error: float  # second-order estimate of what the grid costs, in units of epsilon
+    surplus: float  # mass above 1 that rounding put into inner compositions
 
     def epsilon(self, delta: Array) -> Array:
         return np.maximum(np.maximum(self.remove.epsilon(delta), self.add.epsilon(delta)), 0.0)
 
     def delta(self, epsilon: Array) -> Array:
         return np.maximum(self.remove.delta(epsilon), self.add.delta(epsilon))
+
+    def junk(self, epsilon: Array) -> Array:
+        return np.array([max(self.remove.junk(float(e)), self.add.junk(float(e))) for e in epsilon])
 
     def slack(self, log_inverse_eta: float) -> float:
         return float(self.steps * self.grid**2 / 8 + self.grid * np.sqrt(self.steps * log_inverse_eta / 2))
@@ -146,7 +166,7 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
                 continue
             ways = ([(getattr(pair, way), count) for pair, count in pairs] for way in ("remove", "add"))
             remove, add = (_tilted(parts, grid, delta, tilt) for parts in ways)
-            best = _Evaluation(remove, add, grid, steps, error)
+            best = _Evaluation(remove, add, grid, steps, error, sum(count * pair.surplus for pair, count in pairs))
         except TooFine:
             finest = grid = 2 * grid
             continue
@@ -166,7 +186,8 @@ def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: floa
     bound = {tilt: (losses.cumulant(parts, grid, tilt) - np.log(delta)) / tilt}
     for factor in (1.5, 1 / 1.5):
         best = min(bound, key=lambda t: bound[t])
-        while (trial := best * factor) not in bound:
+        for _ in range(_MOST_TILTS):
+            trial = best * factor
             bound[trial] = (losses.cumulant(parts, grid, trial) - np.log(delta)) / trial
             if bound[trial] >= bound[best]:
                 break
@@ -175,7 +196,7 @@ def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: floa
     for _ in range(12):
         composed = losses.compose(parts, grid, tilt, log_cut)
         at = float(composed.epsilon(np.array([delta]))[0])
-        if composed.infinite * np.exp(composed.log_scale) > 1e-4 * delta and log_cut > np.log(delta) + 2 * _CUT:
+        if composed.junk(at) > 1e-4 * delta and log_cut > np.log(delta) + 4 * _CUT:
             log_cut += _CUT
         elif at > 0 and at <= composed.loss[0]:
             tilt = tilt / 3 if tilt > 0.1 else 0.0
@@ -215,6 +236,10 @@ def epsilon_bounds(
     open_ = np.flatnonzero(atoms.ever > delta)  # where using the holder at all is rarer than delta, epsilon is 0
     if not len(open_):
         return low, middle, high
+    if atoms.harsh:
+        rényi = np.array([_rdp_start(exposure, float(delta[i]))[0] for i in open_])
+        middle[open_], high[open_] = rényi, rényi
+        return low, middle, high
     if atoms.single is not None or not atoms.parts or np.isinf(atoms.mu):
         one = atoms.single
         for out in (low, middle, high):
@@ -234,7 +259,8 @@ def epsilon_bounds(
         high[rows] = upper
         if found is not None:
             eta = delta[rows] / 20
-            low[rows] = np.clip(found.epsilon(delta[rows] + eta) - found.slack(float(np.log(1 / eta.min()))), 0.0, upper)
+            least = found.epsilon(delta[rows] + eta + found.junk(upper)) - found.slack(float(np.log(1 / eta.min())))
+            low[rows] = np.clip(least, 0.0, upper) if found.surplus <= delta[rows].min() / 100 else 0.0
             middle[rows] = np.clip(upper - found.error, low[rows], upper)
     return low, middle, high
 
@@ -256,7 +282,10 @@ def delta_bounds(exposure: Exposure, epsilon: Array, accuracy: float) -> tuple[A
     exact = _exact_delta(atoms, epsilon)
     if exact is not None:
         return exact, exact, exact
-    low, middle, high = (np.empty_like(epsilon) for _ in range(3))
+    low, middle, high = (np.zeros_like(epsilon) for _ in range(3))
+    if atoms.harsh:
+        middle = high = np.array([float(rdp.delta_of([exposure], np.array([eps]), rdp.ORDERS, "balle")[0]) for eps in epsilon])
+        return low, middle, high
     for i, eps in enumerate(epsilon):
         rényi = float(rdp.delta_of([exposure], np.array([eps]), rdp.ORDERS, "balle")[0])
         target = max(rényi / 10, 1e-300)
@@ -267,7 +296,8 @@ def delta_bounds(exposure: Exposure, epsilon: Array, accuracy: float) -> tuple[A
             continue
         high[i] = min(float(found.delta(at)[0]), rényi)
         eta = max(high[i] / 20, 1e-320)
-        low[i] = max(float(found.delta(at + found.slack(float(np.log(1 / eta))))[0]) - eta, 0.0)
+        least = float(found.delta(at + found.slack(float(np.log(1 / eta))))[0]) - eta - float(found.junk(at)[0])
+        low[i] = min(max(least, 0.0), high[i]) if found.surplus <= high[i] / 100 else 0.0
         middle[i] = np.clip(float(found.delta(at + found.error)[0]), low[i], high[i])
     return low, middle, high
 
@@ -281,6 +311,8 @@ class Profile:
     def __init__(self, exposure: Exposure) -> None:
         self._atoms = _atoms(exposure)
         self._composed: dict[str, Composed] = {}
+        if self._atoms.harsh:
+            raise Infeasible("a noise multiplier below 0.02 hides next to nothing: its privacy profile is not computed.")
         if _exact_delta(self._atoms, np.zeros(1)) is None:
             self._compose(_rdp_start(exposure, _PROFILE_DELTA))
 

@@ -41,6 +41,7 @@ ORDERS: Array = np.unique(
 
 _COARSE = np.unique(np.append(np.arange(0, len(ORDERS), 12), len(ORDERS) - 1))
 _USUAL = int(np.searchsorted(ORDERS[_COARSE], 400))  # larger orders are looked at only by those whose optimum may lie there
+_NO_NOISE = 1e-50  # a noise multiplier below this is none
 _BLOCK = 2_000_000  # numbers held at once
 _MOST_NODES = 4096  # of the quadrature: reached at a noise multiplier of about 0.08
 
@@ -55,6 +56,9 @@ def sampled_gaussian(rate: ArrayLike, noise_multiplier: ArrayLike, orders: Array
     """
     q, z = np.broadcast_arrays(np.atleast_1d(np.asarray(rate, float)), np.atleast_1d(np.asarray(noise_multiplier, float)))
     a = np.atleast_1d(np.asarray(orders, float))
+    if not np.all(a > 1):
+        raise ValueError("Rényi orders must be above 1.")
+    z = np.where(z < _NO_NOISE, 0.0, z)
     out = np.empty((len(q), len(a)))
     with np.errstate(divide="ignore"):
         out[:] = np.where(q[:, None] == 0, 0.0, a / (2 * z[:, None] ** 2))  # rate 0, rate 1 and no noise are closed forms
@@ -197,6 +201,8 @@ def _included(exposure: Included, orders: Array) -> Array:
         log_binomial = gammaln(a + 1) - gammaln(k + 1) - gammaln(a - k + 1)
         weight = np.where(k > 2, np.log(3.0), 0.0)
         terms = log_binomial + k * np.log(p) + (a - k) * np.log1p(-p) + (k - 1) * inner[: len(k)] + weight
+        if not np.all(np.isfinite(inner[: len(k)])):
+            continue
         first = (a - 1) * np.log1p(-p) + np.log1p((a - 1) * p)
         out[i] = _logsumexp(np.append(terms, first)) / (a - 1)
     return np.asarray(np.maximum(out, 0.0))

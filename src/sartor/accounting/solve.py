@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from sartor.accounting import rdp
 from sartor.accounting.spending import Accountant, Array, check_accountant, spend
 from sartor.errors import Infeasible
+from sartor.exposure import MOST_STEPS
 
 Indices = NDArray[np.intp]
 Family = Callable[[Array], tuple[Array, Array]]
@@ -36,7 +37,7 @@ _WASTE_OF_MANY = 8e-4  # for each of many
 _SHARED = 3e-3  # width, in epsilon, of the budgets that share one intensity
 _KNOTS = 20
 _FEW, _MANY = 32, 256
-_MOST_STEPS = 1e15
+_MOST_STEPS = float(MOST_STEPS)
 _STEP_OFF = 1e-9  # above a floor, in logarithms
 
 
@@ -318,7 +319,7 @@ def rate_for(epsilon: ArrayLike, delta: ArrayLike, *, noise_multiplier: ArrayLik
         lambda z, _: lambda x: (x, np.full_like(x, z)),
         1.0,
         lambda x: x,
-        lambda mu, z, t: np.clip(mu / np.sqrt(t * np.expm1(min(z**-2, 50.0))), 1e-9, 1.0),
+        lambda mu, z, t: np.clip(mu / np.sqrt(t * np.expm1(min(z**-2, 50.0) if z > 0.1 else 50.0)), 1e-9, 1.0),
         free=lambda e, d, z, t: np.isinf(e) | (t == 0) | np.isinf(z),
         free_value=1.0,
     )
@@ -348,6 +349,8 @@ def _solved(
     shape = np.broadcast_shapes(*(np.shape(a) for a in arguments))
     e, d, other, t = (np.broadcast_to(np.asarray(a, float), shape).ravel() for a in arguments)
     _check(e, d, t)
+    if np.any(~(other >= 0)) or (np.isinf(top) and np.any(other > 1)):
+        raise ValueError("rates must lie in [0, 1] and noise multipliers be 0 or more.")
     out = np.full(e.size, free_value)
     open_ = np.flatnonzero(~free(e, d, other, t))
     for fixed in {(float(other[i]), float(t[i])) for i in open_}:
@@ -384,10 +387,14 @@ def steps_for(epsilon: ArrayLike, delta: ArrayLike, *, rate: ArrayLike, noise_mu
     shape = np.broadcast_shapes(*(np.shape(a) for a in arguments))
     e, d, q, z = (np.broadcast_to(np.asarray(a, float), shape).ravel() for a in arguments)
     _check(e, d, np.ones(1))
+    if np.any(~((q >= 0) & (q <= 1))) or np.any(~(z >= 0)):
+        raise ValueError("rates must lie in [0, 1] and noise multipliers be 0 or more.")
     endless = np.isinf(e) | (q == 0) | np.isinf(z)
     if endless.any():
         raise Infeasible("no number of steps spends the budget: epsilon or the noise is infinite, or the rate is 0.")
     counts = most_steps(e, d, q, z, name)
+    if np.any(counts >= _MOST_STEPS):
+        raise Infeasible(f"more than {_MOST_STEPS:g} steps fit into the budget: no number of steps that could be run spends it.")
     if np.any(counts == 0):
         i = int(np.flatnonzero(counts == 0)[0])
         one = float(spend(q[i], z[i], 1, d[i], name)[0])
@@ -423,7 +430,8 @@ def most_steps(epsilon: Array, delta: Array, rate: Array, noise: Array, accounta
 
 def _rényi_steps(epsilon: Array, delta: Array, rate: Array, noise: Array) -> NDArray[np.int64]:
     """The Rényi bound is linear in the steps at each order, so the best order gives the most steps directly."""
-    orders = rdp.ORDERS[rdp.ORDERS <= 512][::4]
+    largest = max(512.0, 30 * float(np.log(1 / delta.min()) / epsilon.min()))
+    orders = rdp.ORDERS[largest >= rdp.ORDERS][::4]
     constant = np.log1p(-1 / orders) - (np.log(delta)[:, None] + np.log(orders)) / (orders - 1)
     pairs, back = np.unique(np.stack([rate, noise]), axis=1, return_inverse=True)
     per_step = rdp.sampled_gaussian(pairs[0], pairs[1], orders)[back.ravel()]

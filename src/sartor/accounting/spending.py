@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sartor.accounting import pld, rdp
 from sartor.errors import SartorError
+from sartor.exposure import MOST_STEPS
 
 Array = NDArray[np.float64]
 Accountant = Literal["rdp", "pld"]
@@ -33,6 +34,7 @@ def spend(rate: ArrayLike, noise_multiplier: ArrayLike, steps: ArrayLike, delta:
         [1.83, 3.53]
     """
     columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(c, float)) for c in (rate, noise_multiplier, steps, delta)))
+    _check(*columns)
     table = np.stack([_rounded(columns[0], np.ceil, 1.0), _rounded(columns[1], np.floor, np.inf), *columns[2:]], axis=1)
     distinct, back = _distinct(table)
     keys = [(accountant, *row) for row in distinct.tolist()]
@@ -44,6 +46,17 @@ def spend(rate: ArrayLike, noise_multiplier: ArrayLike, steps: ArrayLike, delta:
             new[:], values = True, _evaluated(distinct, accountant)
         _memory.update(zip((key for key, is_new in zip(keys, new, strict=True) if is_new), values.tolist(), strict=True))
     return np.array([_memory[key] for key in keys])[back]
+
+
+def _check(rate: Array, noise_multiplier: Array, steps: Array, delta: Array) -> None:
+    for name, fits in {
+        "rates must lie in [0, 1]": (rate >= 0) & (rate <= 1),
+        "noise multipliers must be 0 or more": noise_multiplier >= 0,
+        f"steps must be whole numbers from 0 to {MOST_STEPS:g}": (steps >= 0) & (steps <= MOST_STEPS) & (steps == np.round(steps)),
+        "deltas must lie strictly between 0 and 1": (delta > 0) & (delta < 1),
+    }.items():
+        if not np.all(fits):
+            raise ValueError(f"{name}.")
 
 
 _memory: dict[tuple[float | str, ...], float] = {}  # what is known is a function of its key alone, so it is never stale

@@ -137,7 +137,9 @@ def _print_groups(rows: list[dict[str, Any]], json: bool) -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table(title="what the plan costs, by both accountants", title_justify="left", box=box.SIMPLE_HEAD)
+    ranges = any(isinstance(row["epsilon"], tuple) for row in rows)
+    title = "what the plan costs, by both accountants" + (" (where a row is a range, at most)" if ranges else "")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("epsilon", "delta", "holders", "rdp", "pld"):
         table.add_column(name, justify="right")
     for row in rows:

@@ -7,6 +7,7 @@ which is where it is checked.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -252,7 +253,7 @@ def _within(
                 best, low = trial, middle
             else:
                 high = middle
-    object.__setattr__(best, "options", {**best.options, "max_excess": max_excess})
+    best = replace(best, options={**best.options, "max_excess": float(max_excess)})
     _warn(best)
     return best
 

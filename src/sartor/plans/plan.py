@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from sartor.accounting.spending import check_accountant
 from sartor.budgets import Budgets, spendable
 from sartor.errors import Overspent, SartorError
 from sartor.exposure import MOST_STEPS
+from sartor.immutable import immutable
 from sartor.numbers import from_json_number, to_json_number
 from sartor.plans import excess as excess_of
 from sartor.plans import table
@@ -36,6 +38,16 @@ from sartor.plans import table
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
+_SCALARS = ("scheme", "accountant", "steps", "batch", "clip", "noise_multiplier", "reserve")
+_ARRAYS: dict[str, type] = {
+    "epsilon": np.float64,
+    "delta": np.float64,
+    "holders": np.int64,
+    "rate": np.float64,
+    "clips": np.float64,
+    "first": np.int64,
+    "last": np.int64,
+}
 _COLUMNS = ("epsilon", "delta", "holders", "rate", "clip", "noise_multiplier", "expected_uses", "spent", "excess")
 
 
@@ -65,38 +77,44 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_accountant(self.accountant)
-        for name in ("epsilon", "delta", "rate", "clips"):
-            self._freeze(name, np.float64)
-        for name in ("holders", "first", "last"):
-            self._freeze(name, np.int64)
-        object.__setattr__(self, "options", dict(self.options))
+        try:
+            for name in ("batch", "clip", "noise_multiplier", "reserve"):
+                object.__setattr__(self, name, float(getattr(self, name)))
+            object.__setattr__(self, "steps", int(self.steps) if float(self.steps).is_integer() else 0)
+            for name, kind in _ARRAYS.items():
+                object.__setattr__(self, name, immutable(getattr(self, name), kind))
+        except (TypeError, ValueError, OverflowError):
+            raise SartorError("this is not a plan: a number is missing or of the wrong type.") from None
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
         self._check_numbers()
         allowed = spendable(self.epsilon, self.reserve)
-        over = self.spent > allowed
-        if over.any():
-            i = int(np.flatnonzero(over)[0])
+        kept = self.spent <= allowed
+        if not kept.all():
+            i = int(np.flatnonzero(~kept)[0])
             who = confidential.name_group(float(self.epsilon[i]), int(self.holders[i]))
-            by = float(self.spent[i] / allowed[i])
+            by = f"{float(self.spent[i] / allowed[i]):.3g} times" if self.holders[i] >= confidential.FEWEST else "more than"
             raise Overspent(
-                f"this plan would overspend {int(over.sum())} of {len(over)} groups: {who} would spend {by:.3g} times its budget; "
+                f"this plan would overspend {int((~kept).sum())} of {len(kept)} groups: {who} would spend {by} its budget; "
                 "use more noise, lower rates, smaller clips or fewer steps."
             )
 
-    def _freeze(self, name: str, kind: type) -> None:
-        array: NDArray[Any] = np.array(getattr(self, name), dtype=kind)
-        array.flags.writeable = False
-        object.__setattr__(self, name, array)
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {name: getattr(self, name) for name in (*_SCALARS, *_ARRAYS)}
+        return _rebuilt, ({**values, "options": dict(self.options)},)
+
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return self
 
     def _check_numbers(self) -> None:
-        count = len(self.epsilon)
-        for name in ("delta", "holders", "rate", "clips", "first", "last"):
+        count = self.epsilon.size
+        for name in _ARRAYS:
             if getattr(self, name).shape != (count,):
                 raise SartorError(f"a plan needs one {name} for each of its {count} groups.")
         wrong = {
             f"steps must be a whole number from 1 to {MOST_STEPS:g}": not 1 <= self.steps <= MOST_STEPS or self.steps != int(self.steps),
             "the batch must be positive and finite": not 0 < self.batch < np.inf,
             "the clip must be positive and finite": not (0 < self.clip < np.inf),
-            "the noise multiplier must be 0 or more and finite": not (0 <= self.noise_multiplier < np.inf),
+            "the noise must be 0 or more and finite": not (self.noise_multiplier >= 0 and 0 <= self.noise_multiplier * self.clip < np.inf),
             "rates must lie in [0, 1]": not np.all((self.rate >= 0) & (self.rate <= 1)),
             "clips must be positive and finite": not np.all((self.clips > 0) & np.isfinite(self.clips)),
             "every group needs a positive epsilon": not np.all(self.epsilon > 0),
@@ -123,17 +141,17 @@ class Plan:
     @cached_property
     def noise_multipliers(self) -> Array:
         """Of each group: the noise over the group's clip."""
-        return self.noise / self.clips
+        return immutable(self.noise / self.clips)
 
     @cached_property
     def expected_uses(self) -> Array:
         """How often a member of each group is expected to be drawn in the whole run."""
-        return np.asarray(self.rate * (self.last - self.first), float)
+        return immutable(self.rate * (self.last - self.first))
 
     @cached_property
     def spent(self) -> Array:
         """Epsilon that each group has spent at the end, at its delta less the reserve, by the plan's accountant."""
-        return self.spent_after(self.steps)
+        return immutable(self.spent_after(self.steps))
 
     def spent_after(self, steps: int) -> Array:
         """Epsilon that each group has spent after the first `steps` steps; 0 where those did not touch it."""
@@ -153,7 +171,7 @@ class Plan:
     def capped(self) -> NDArray[np.bool_]:
         """Groups that are drawn at every step and still cannot spend their budget."""
         room = self.spent < (1 - accounting.solve.MOST_WASTE) * spendable(self.epsilon, self.reserve)
-        return np.asarray((self.rate >= 1) & room & np.isfinite(self.epsilon))
+        return immutable((self.rate >= 1) & room & np.isfinite(self.epsilon), np.bool_)
 
     def exposure(self, group: int, steps: int | None = None) -> SampledGaussian:
         """What a member of a group undergoes, in the whole run or in its first `steps` steps."""
@@ -168,7 +186,7 @@ class Plan:
     @cached_property
     def excess(self) -> Array:
         """How much further from uniform treatment each group's risk may lie, within the letter of its guarantee (see `plans.excess`)."""
-        return excess_of.of_plan(self)
+        return immutable(excess_of.of_plan(self))
 
     def groups_of(self, budgets: Budgets) -> NDArray[np.intp]:
         """For each holder the index of their group in this plan, found by their budget; refuses budgets that the plan was not made for."""
@@ -196,8 +214,9 @@ class Plan:
             rows = confidential.rows(self.holders)
             groups = [{name: self._shown(name, values, run) for name, values in names.items()} for run in rows]
         for row, run in zip(groups, rows, strict=True):
-            if np.any((self.first[run] > 0) | (self.last[run] < self.steps)):
-                row["first"], row["last"] = int(self.first[run].min()), int(self.last[run].max())
+            shown = sensitive or not confidential.hidden(run, self.holders)
+            if shown and np.any((self.first[run] > 0) | (self.last[run] < self.steps)):
+                row["first"], row["last"] = int(self.first[run][0]), int(self.last[run][0])
         return {
             "scheme": self.scheme,
             "accountant": self.accountant,
@@ -233,6 +252,8 @@ class Plan:
     def _shown(self, name: str, values: Array, run: slice) -> Any:
         if name == "holders":
             return int(self.holders[run].sum())
+        if name == "spent" and confidential.hidden(run, self.holders):
+            values = self.epsilon  # nobody spends more, and a spend would tell a budget
         value = confidential.shown(values, run, self.holders, self.secret if name == "spent" else None)
         return [to_json_number(end) for end in value] if isinstance(value, tuple) else to_json_number(value)
 
@@ -289,10 +310,8 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented
-        scalars = ("scheme", "accountant", "steps", "batch", "clip", "noise_multiplier", "reserve", "options")
-        arrays = ("epsilon", "delta", "holders", "rate", "clips", "first", "last")
-        return all(getattr(self, n) == getattr(other, n) for n in scalars) and all(
-            np.array_equal(getattr(self, n), getattr(other, n)) for n in arrays
+        return all(getattr(self, n) == getattr(other, n) for n in (*_SCALARS, "options")) and all(
+            np.array_equal(getattr(self, n), getattr(other, n)) for n in _ARRAYS
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -306,6 +325,11 @@ class Plan:
 
     def __rich__(self) -> Any:
         return table.rich(self)
+
+
+def _rebuilt(fields: dict[str, Any]) -> Plan:
+    """A plan from its fields, checked like any other: copies and pickles come back through here."""
+    return Plan(**fields)
 
 
 def _whole(value: Any, name: str) -> int:

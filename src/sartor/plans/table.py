@@ -42,12 +42,12 @@ def cells(plan: Plan) -> list[list[str]]:
             confidential.text(plan.clips, run, holders, ".4g"),
             confidential.text(plan.noise_multipliers, run, holders, ".4g"),
             confidential.text(plan.expected_uses, run, holders, ".4g"),
-            confidential.text(plan.spent, run, holders, ".4f", plan.secret),
+            "within budget" if confidential.hidden(run, holders) else confidential.text(plan.spent, run, holders, ".4f", plan.secret),
         ]
         if _shows_excess(plan):
             row.append(confidential.text(plan.excess, run, holders, ".2g"))
         if spans:
-            row.append(f"{int(plan.first[run].min()):,} to {int(plan.last[run].max()):,}")
+            row.append("" if confidential.hidden(run, holders) else f"{int(plan.first[run][0]):,} to {int(plan.last[run][0]):,}")
         out.append(row)
     return out
 
