@@ -319,7 +319,7 @@ class Profile:
     def _compose(self, start: tuple[float, float]) -> None:
         epsilon, order = start if np.isfinite(start[0]) and start[0] > 0 else (1.0, 1 + np.log(1 / _PROFILE_DELTA))
         steps = self._atoms.steps
-        grid = float(np.sqrt(12 * PLANNING_ACCURACY * epsilon / (order * steps)))
+        grid = min(float(np.sqrt(12 * PLANNING_ACCURACY * epsilon / (order * steps))), epsilon / 2000)
         log_tail = float(np.log(_PROFILE_DELTA / steps) + _CUT)
         while True:
             try:

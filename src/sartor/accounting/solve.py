@@ -37,8 +37,15 @@ _WASTE_OF_MANY = 8e-4  # for each of many
 _SHARED = 3e-3  # width, in epsilon, of the budgets that share one intensity
 _KNOTS = 20
 _FEW, _MANY = 32, 256
+_ROWS = 3  # different deltas up to which each has its own knots
 _MOST_STEPS = float(MOST_STEPS)
 _STEP_OFF = 1e-9  # above a floor, in logarithms
+
+
+def are_few(delta: Array) -> bool:
+    """Whether budgets are solved one by one: they are not many more than the knots that interpolation would take."""
+    distinct = len(np.unique(delta))
+    return len(delta) <= max(_FEW, _KNOTS * (distinct if distinct <= _ROWS else 5))
 
 
 def expected_waste(count: int) -> float:
@@ -57,15 +64,18 @@ def intensities(
     top: float = np.inf,
     floor: Floor | None = None,
     waste: float | None = None,
+    warm: bool = False,
 ) -> Array:
-    """For each budget the largest intensity, up to a small waste, that it allows; `top` where it allows that much."""
+    """For each budget the largest intensity, up to a small waste, that it allows; `top` where it allows that much.
+
+    `warm` says that `start` is close already.
+    """
     first = np.log(np.broadcast_to(np.asarray(start, float), epsilon.shape))
     limit = float(np.log(top))
-    if len(epsilon) <= _FEW:
-        return np.exp(
-            _direct(epsilon, delta, family, steps, accountant, first, limit, _WASTE[accountant] if waste is None else waste, floor)
-        )
-    predicted, elasticity = interpolated(epsilon, delta, family, steps, accountant, start=start, top=top, floor=floor)
+    if are_few(delta):
+        aim = _WASTE[accountant] if waste is None else waste
+        return np.exp(_direct(epsilon, delta, family, steps, accountant, first, limit, aim, floor, warm))
+    predicted, elasticity = interpolated(epsilon, delta, family, steps, accountant, start=start, top=top, floor=floor, warm=warm)
     if len(epsilon) <= _MANY:
         value = _value(delta, family, steps, accountant)
         return np.exp(_root(value, epsilon, np.minimum(predicted, limit), limit, _WASTE_OF_MANY))
@@ -82,6 +92,7 @@ def interpolated(
     start: float | Array = 1.0,
     top: float = np.inf,
     floor: Floor | None = None,
+    warm: bool = False,
 ) -> tuple[Array, Array]:
     """Log intensities predicted from a few solved knots, and their elasticity in epsilon. A prediction promises nothing."""
     from scipy.interpolate import CubicSpline
@@ -90,11 +101,11 @@ def interpolated(
     log_eps, log_delta = np.log(epsilon), np.log(delta)
     knots = np.linspace(log_eps.min(), log_eps.max(), _KNOTS) if np.ptp(log_eps) > 1e-9 else log_eps[:1]
     rows, of_row = np.unique(log_delta, return_inverse=True)
-    if len(rows) > 3:
+    if len(rows) > _ROWS:
         rows = np.linspace(log_delta.min(), log_delta.max(), 5)
     grid_eps, grid_delta = np.tile(np.exp(knots), len(rows)), np.repeat(np.exp(rows), len(knots))
     first = _knot_start(log_eps, start, grid_eps)
-    solved = _direct(grid_eps, grid_delta, family, steps, accountant, first, limit, _WASTE_OF_MANY / 2, floor).reshape(
+    solved = _direct(grid_eps, grid_delta, family, steps, accountant, first, limit, _WASTE_OF_MANY / 2, floor, warm).reshape(
         len(rows), len(knots)
     )
     if len(knots) == 1:
@@ -103,7 +114,7 @@ def interpolated(
         splines = [CubicSpline(knots, row) for row in solved]
         by_row = np.array([spline(log_eps) for spline in splines])
         slope = np.array([spline(log_eps, 1) for spline in splines])
-    if len(np.unique(log_delta)) <= 3:
+    if len(np.unique(log_delta)) <= _ROWS:
         pick = (of_row, np.arange(len(epsilon)))
         return by_row[pick], np.clip(slope[pick], 0.05, 5.0)
     weights = np.ones((len(rows), len(epsilon)))  # Lagrange's polynomial through the rows
@@ -139,6 +150,7 @@ def _direct(
     limit: float,
     waste: float,
     floor: Floor | None,
+    warm: bool,
 ) -> Array:
     """Each budget by itself; the tight accountant starts from where the Rényi accountant ended.
 
@@ -152,8 +164,10 @@ def _direct(
         out = floor(delta)
         open_ = open_[value(out + _STEP_OFF, open_) <= epsilon]
     if len(open_):
-        cheap = _rényi_value(epsilon[open_], delta[open_], family, steps)
-        near = _root(cheap, epsilon[open_], start[open_], limit, 0.02 if accountant == "pld" else waste)
+        near = start[open_]
+        if accountant == "rdp" or not warm:
+            cheap = _rényi_value(epsilon[open_], delta[open_], family, steps)
+            near = _root(cheap, epsilon[open_], near, limit, 0.02 if accountant == "pld" else waste)
         out[open_] = _root(lambda x, which: value(x, open_[which]), epsilon[open_], near, limit, waste)
     return out
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.accounting import Accountant, noise_for
-from sartor.accounting.solve import Family, expected_waste, intensities, interpolated, rare_rate
+from sartor.accounting.solve import Family, are_few, expected_waste, intensities, interpolated, rare_rate
 from sartor.errors import Infeasible, SartorError
 from sartor.plans.problem import Parameters, Problem, everyone
 from sartor.plans.registry import register
@@ -24,7 +24,6 @@ Array = NDArray[np.float64]
 
 _CLOSE = 5e-4  # of the mean rate to the one asked for
 _ROUGH = 4e-4  # waste while searching
-_KNOTTED = 32
 
 
 @register("sample")
@@ -100,22 +99,25 @@ def _balance(problem: Problem, mix: float, accountant: Accountant, log_noise: fl
     With many groups, the search runs on interpolated intensities, aiming ahead by what solving will leave unspent; what is returned was
     solved for every group.
     """
-    top, many, rare = _top(problem, mix), len(problem.epsilon) > _KNOTTED, rare_rate(problem.steps)
+    top, many, rare = _top(problem, mix), not are_few(problem.delta), rare_rate(problem.steps)
+    warm = accountant == "pld"
 
     def floor(delta: Array) -> Array:
         return np.asarray((rare(delta) - np.log(problem.mean_rate)) / mix)
 
     def predicted(family: Family, start: Array) -> Array:
-        log_v, _ = interpolated(problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor)
+        log_v, _ = interpolated(
+            problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, warm=warm
+        )
         return np.exp(np.minimum(log_v, np.log(top)))
 
     def roughly(family: Family, start: Array) -> Array:
         return intensities(
-            problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, waste=_ROUGH
+            problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, warm=warm, waste=_ROUGH
         )
 
     def solved(family: Family, start: Array) -> Array:
-        return intensities(problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor)
+        return intensities(problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, warm=warm)
 
     ahead = expected_waste(len(problem.epsilon))
     log_noise, v = _search(problem, mix, predicted if many else roughly, log_noise, v, ahead)
