@@ -135,10 +135,10 @@ def _integrate(q: Array, z: Array, orders: Array, step: Array, nodes: int) -> Ar
     log_ratio = y / z - 1 / (2 * z**2)
     log_u = np.log(q) + log_ratio  # of q R
     log_base = np.logaddexp(np.log1p(-q), log_u)  # log(1 + u)
+    a = orders[..., None]
     with np.errstate(over="ignore"):
         u = q * np.expm1(log_ratio)
-    a = orders[..., None]
-    power, au = a * log_base[:, None, :], a * u[:, None, :]
+        power, au = a * log_base[:, None, :], a * u[:, None, :]
     small = np.abs(au) < 0.02
     series = np.zeros_like(power)
     term = np.where(small, au, 0.0)

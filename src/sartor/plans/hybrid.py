@@ -103,7 +103,7 @@ def _balance(problem: Problem, mix: float, accountant: Accountant, log_noise: fl
     warm = accountant == "pld"
 
     def floor(delta: Array) -> Array:
-        return np.asarray((rare(delta) - np.log(problem.mean_rate)) / mix)
+        return np.maximum((rare(delta) - np.log(problem.mean_rate)) / mix, -600.0)  # further down, noise makes up for any rate
 
     def predicted(family: Family, start: Array) -> Array:
         log_v, _ = interpolated(

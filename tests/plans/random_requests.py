@@ -25,7 +25,7 @@ class Request:
 
 
 def request(rng: np.random.Generator, *, most_groups: int = 50, most_steps: int = 20_000) -> Request:
-    groups = int(rng.integers(1, most_groups + 1))
+    groups = int(np.exp(rng.uniform(0, np.log(most_groups + 1))))
     middle, width = rng.uniform(np.log(0.05), np.log(50)), rng.choice([0.0, 0.5, 1.5, 7.0])
     epsilon = np.exp(np.clip(middle + width * rng.uniform(-1, 1, groups), np.log(0.05), np.log(50)))
     if groups > 1 and rng.random() < 0.15:
