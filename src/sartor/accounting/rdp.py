@@ -265,6 +265,16 @@ def spend(rate: Array, noise_multiplier: Array, steps: Array, delta: Array) -> t
     return eps, order
 
 
+def integrable(rate: Array, noise_multiplier: Array, orders: Array) -> NDArray[np.bool_]:
+    """Which mechanisms have divergences at their own row of orders that take few nodes."""
+    return np.asarray((rate > 0) & (rate < 1) & (noise_multiplier > 0) & (_nodes(noise_multiplier, orders)[1] <= _MOST_NODES))
+
+
+def near_orders(rate: Array, noise_multiplier: Array, orders: Array) -> Array:
+    """Rényi divergence of one step of each mechanism at its own row of orders, for `integrable` ones."""
+    return np.asarray(_moment_by_quadrature(rate, noise_multiplier, orders) / (orders - 1))
+
+
 _NEAR = np.array([-8, -3, -1, 0, 1, 3, 8])
 
 
@@ -278,7 +288,7 @@ def spend_near(rate: Array, noise_multiplier: Array, steps: Array, delta: Array,
     for _ in range(len(ORDERS)):
         orders = ORDERS[np.clip(best[active][:, None] + _NEAR, 0, len(ORDERS) - 1)]
         q, z = rate[active], noise_multiplier[active]
-        cheap = (q > 0) & (q < 1) & (_nodes(z, orders)[1] <= _MOST_NODES)
+        cheap = integrable(q, z, orders)
         rest = active[~cheap]
         if len(rest):
             eps[rest], found = spend(rate[rest], noise_multiplier[rest], steps[rest], delta[rest])
@@ -286,7 +296,7 @@ def spend_near(rate: Array, noise_multiplier: Array, steps: Array, delta: Array,
         active, orders = active[cheap], orders[cheap]
         if not len(active):
             break
-        divergence = steps[active, None] * _moment_by_quadrature(q[cheap], z[cheap], orders) / (orders - 1)
+        divergence = steps[active, None] * near_orders(q[cheap], z[cheap], orders)
         values = divergence + np.log1p(-1 / orders) - (np.log(delta[active])[:, None] + np.log(orders)) / (orders - 1)
         at = np.argmin(values, axis=1)
         eps[active] = np.maximum(values[np.arange(len(at)), at], 0.0)

@@ -31,7 +31,7 @@ def spend(rate: ArrayLike, noise_multiplier: ArrayLike, steps: ArrayLike, delta:
 
     Example:
         >>> spend([0.01, 0.02], 1.0, 1_000, 1e-5).round(2).tolist()
-        [1.83, 3.53]
+        [1.83, 3.9]
     """
     columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(c, float)) for c in (rate, noise_multiplier, steps, delta)))
     _check(*columns)

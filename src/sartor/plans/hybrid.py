@@ -103,7 +103,8 @@ def _balance(problem: Problem, mix: float, accountant: Accountant, log_noise: fl
     warm = accountant == "pld"
 
     def floor(delta: Array) -> Array:
-        return np.maximum((rare(delta) - np.log(problem.mean_rate)) / mix, -600.0)  # further down, noise makes up for any rate
+        # further down than this, noise makes up for any rate
+        return np.asarray(np.maximum((rare(delta) - np.log(problem.mean_rate)) / mix, -600.0))
 
     def predicted(family: Family, start: Array) -> Array:
         log_v, _ = interpolated(
@@ -119,7 +120,7 @@ def _balance(problem: Problem, mix: float, accountant: Accountant, log_noise: fl
     def solved(family: Family, start: Array) -> Array:
         return intensities(problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, warm=warm)
 
-    ahead = expected_waste(len(problem.epsilon))
+    ahead = mix * expected_waste(len(problem.epsilon))
     log_noise, v = _search(problem, mix, predicted if many else roughly, log_noise, v, ahead)
     if accountant != problem.accountant:
         return log_noise, v

@@ -1,0 +1,126 @@
+"""How fast budgets become plans, beside the paper's algorithm on Opacus' accountant, in one run on one machine.
+
+    python benchmarks/plan_speed.py              # 2 and 8 groups by the peer, some minutes
+    python benchmarks/plan_speed.py --groups 32  # adds 32 groups by the peer, many minutes
+    python benchmarks/plan_speed.py --no-peer    # ours alone
+
+Ours is the best of several repeats, each with nothing remembered from the last; the peer runs between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+import warnings
+
+import numpy as np
+from opacus.accountants import RDPAccountant
+from rich.console import Console
+from rich.table import Table
+
+import sartor
+from sartor.accounting import spending
+
+STEPS, BATCH, HOLDERS, DELTA = 9_375, 512, 60_000, 1e-5
+PRECISION = 0.01
+
+
+def budgets_of(groups: int) -> sartor.Budgets:
+    """`groups` different budgets between 1 and 6, equally large groups."""
+    epsilon = np.linspace(1, 6, groups)
+    return sartor.Budgets.from_shares(epsilon, np.full(groups, 1 / groups), holders=HOLDERS, delta=DELTA, seed=0)
+
+
+def ours(groups: int, scheme: str, accountant: str) -> tuple[float, float]:
+    """Seconds for one plan with an empty memory, and its noise multiplier."""
+    budgets = budgets_of(groups)
+    spending._memory.clear()
+    start = time.perf_counter()
+    plan = sartor.plan(budgets, scheme, steps=STEPS, batch=BATCH, accountant=accountant)
+    return time.perf_counter() - start, plan.noise_multiplier
+
+
+def opacus_epsilon(noise: float, rate: float) -> float:
+    """What the peer's accountant says."""
+    accountant = RDPAccountant()
+    accountant.history = [(noise, rate, STEPS)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return float(accountant.get_epsilon(delta=DELTA))
+
+
+def peer_noise(epsilon: float, rate: float) -> float:
+    """getNoise: bisection until epsilon is met to the precision."""
+    low, high = 0.0, 10.0
+    while opacus_epsilon(high, rate) > epsilon:
+        high *= 2
+    reached = math.inf
+    while epsilon - reached > PRECISION or reached > epsilon:
+        middle = (low + high) / 2
+        reached = opacus_epsilon(middle, rate)
+        low, high = (low, middle) if reached < epsilon else (middle, high)
+    return high
+
+
+def peer_rate(epsilon: float, noise: float) -> float:
+    """getSampleRate: the same bisection over rates."""
+    low, high = 1e-9, 1.0
+    reached = 0.0
+    while epsilon - reached > PRECISION or reached > epsilon:
+        middle = (low + high) / 2
+        reached = opacus_epsilon(noise, middle)
+        low, high = (middle, high) if reached <= epsilon else (low, middle)
+    return low
+
+
+def peer(groups: int) -> tuple[float, float]:
+    """Algorithm 2 of the IDP-SGD paper: lower the noise until the mean of the rates is the one asked for."""
+    epsilon, share, rate = np.linspace(1, 6, groups), np.full(groups, 1 / groups), BATCH / HOLDERS
+    start = time.perf_counter()
+    noise = peer_noise(float(epsilon[0]), rate)
+    factor = 0.99
+    rates = [peer_rate(float(e), noise) for e in epsilon]
+    while float(share @ rates) > rate * (1 + PRECISION):
+        noise *= factor
+        rates = [peer_rate(float(e), noise) for e in epsilon]
+    return time.perf_counter() - start, noise
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=8, help="most groups that the peer plans for: 2, 8 or 32")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    cases = [(2, "sample"), (8, "sample"), (32, "sample"), (128, "sample"), (60_000, "sample"), (60_000, "scale"), (60_000, "hybrid")]
+    best: dict[tuple[int, str, str], float] = {}
+    peers: dict[int, float] = {}
+    for repeat in range(asked.repeats):
+        for groups, scheme in cases:
+            for accountant in ("rdp", "pld"):
+                seconds, _ = ours(groups, scheme, accountant)
+                key = (groups, scheme, accountant)
+                best[key] = min(best.get(key, math.inf), seconds)
+            if repeat == 0 and not asked.no_peer and scheme == "sample" and groups <= asked.groups:
+                peers[groups], _ = peer(groups)
+    rows = [
+        {"groups": g, "scheme": s, "rdp": best[g, s, "rdp"], "pld": best[g, s, "pld"], "paper_on_opacus": peers.get(g)} for g, s in cases
+    ]
+    if asked.json:
+        print(json.dumps({"seconds": rows}, indent=2))
+        return
+    table = Table(title="seconds to turn budgets into a plan (MNIST setting, delta 1e-5)")
+    for name in ("budgets", "scheme", "sartor, Rényi", "sartor, PLD", "paper's algorithm on Opacus"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        theirs = "" if row["paper_on_opacus"] is None else f"{row['paper_on_opacus']:.1f}"
+        table.add_row(f"{row['groups']:,}", row["scheme"], f"{row['rdp']:.3f}", f"{row['pld']:.2f}", theirs)
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()
