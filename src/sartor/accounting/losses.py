@@ -28,7 +28,7 @@ from sartor.accounting.gaussian import log_ratio_at
 
 Array = NDArray[np.float64]
 
-_MOST_POINTS = 1 << 21  # of a grid: bounds the memory of one evaluation to some 100 MB
+MOST_POINTS = 1 << 21  # of a grid: bounds the memory of one evaluation to some 100 MB
 _MOST_LIFT = 18.0  # exponent up to which undoing the tilt may lift rounding errors of 1e-15
 _CHERNOFF = (3.0, 5.0, 7.0, 10.0, 1.5, 15.0, 0.7, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)  # exponents, in inverse deviations of the sum
 
@@ -57,7 +57,7 @@ class TooFine(Exception):
     """The grid that was asked for needs more memory than one evaluation may take."""
 
 
-def sampled_step(rate: float, noise_multiplier: float, grid: float, log_tail: float, tilt: float = 0.0) -> Pair:
+def sampled_step(rate: float, noise_multiplier: float, grid: float, log_tail: float, tilt: float = 0.0, most: int = MOST_POINTS) -> Pair:
     """One step of the sampled Gaussian on a grid.
 
     With g standard normal under Q and shifted by mu = 1 / noise_multiplier under the included half of P, the loss is
@@ -71,7 +71,7 @@ def sampled_step(rate: float, noise_multiplier: float, grid: float, log_tail: fl
     bounded = floor >= cut - grid  # then nothing needs cutting off below
     first = int(np.floor((floor if bounded else cut) / grid))
     last = int(np.ceil(_loss_at(high, rate, mu) / grid))
-    if last - first + 1 > _MOST_POINTS:
+    if last - first + 1 > most:
         raise TooFine
     node = np.arange(first, last + 1)
     edge = log_ratio_at(node[1:] * grid, rate) / mu + mu / 2
@@ -147,7 +147,7 @@ def _on_grid(loss: Array, mass: Array, infinite: float, grid: float) -> tuple[Lo
     """Point masses moved to the two grid points around them, keeping both P's and Q's mass."""
     first = np.floor(loss / grid).astype(int)
     offset, last = int(first.min()), int(first.max()) + 1
-    if last - offset + 1 > _MOST_POINTS:
+    if last - offset + 1 > MOST_POINTS:
         raise TooFine
     share = np.clip(-np.expm1(-(loss - first * grid)) / -np.expm1(-grid), 0.0, 1.0)
     out = np.bincount(first - offset, mass * (1 - share), last - offset + 1)
@@ -222,7 +222,7 @@ class Composed:
         return upper, lower
 
 
-def compose(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float, log_tail: float) -> Composed:
+def compose(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float, log_tail: float, most: int = MOST_POINTS) -> Composed:
     """Each loss composed with itself so many times, and all with each other.
 
     The window holds zero and all but exp(log_tail) of the tilted mass; what may lie above it is counted as infinite. Below, it ends where
@@ -247,7 +247,7 @@ def compose(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float, log_tai
     low, high = _window(tilted, drift, deviation, -log_tail)
     low, high = min(low, -mean), max(high, 1 - mean)
     length = fft.next_fast_len(high - low + 1, real=True)
-    if length > _MOST_POINTS:
+    if length > most:
         raise TooFine
     spectrum: NDArray[np.complex128] | None = None
     for weight, position, count in tilted:

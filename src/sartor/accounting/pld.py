@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.accounting import gaussian, losses, rdp
-from sartor.accounting.losses import Composed, Loss, Pair, TooFine
+from sartor.accounting.losses import MOST_POINTS, Composed, Loss, Pair, TooFine
 from sartor.errors import Infeasible
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian
 
@@ -28,8 +28,9 @@ REPORTING_ACCURACY = 2e-5
 """The same where a figure is reported together with its lower bound."""
 
 _CUT = np.log(1e-7)  # share of delta, and of the tilted mass, that truncation may cost
-_CELLS = 1 / 25  # of epsilon: the grid is at least so much finer
+_CELLS = 1 / 60  # of epsilon: the grid is at least so much finer
 _ROUNDS = 30
+_MOST_WHILE_PLANNING = 1 << 19  # points of a grid: where rare large losses need more, plans are made with a coarser, safer figure
 _MOST_TILTS = 30
 _PROFILE_DELTA = 1e-7
 _LEAST_NOISE = 0.02  # noise multiplier below which the Rényi bound is used instead
@@ -98,23 +99,23 @@ def _atoms(exposure: Exposure) -> _Atoms:
     return _Atoms(float(np.sqrt(squared)), tuple(counts.items()), rdp.probability_of_use(exposure))
 
 
-def _pairs(atoms: _Atoms, grid: float, log_tail: float, tilt: float) -> list[tuple[Pair, int]]:
-    pairs = [(_pair(atom, grid, log_tail, tilt), count) for atom, count in atoms.parts]
+def _pairs(atoms: _Atoms, grid: float, log_tail: float, tilt: float, most: int = MOST_POINTS) -> list[tuple[Pair, int]]:
+    pairs = [(_pair(atom, grid, log_tail, tilt, most), count) for atom, count in atoms.parts]
     if atoms.mu > 0:
-        pairs.append((losses.sampled_step(1.0, 1 / atoms.mu, grid, log_tail, tilt), 1))
+        pairs.append((losses.sampled_step(1.0, 1 / atoms.mu, grid, log_tail, tilt, most), 1))
     return pairs
 
 
-def _pair(atom: SampledGaussian | Included, grid: float, log_tail: float, tilt: float) -> Pair:
+def _pair(atom: SampledGaussian | Included, grid: float, log_tail: float, tilt: float, most: int) -> Pair:
     if isinstance(atom, SampledGaussian):
-        return losses.sampled_step(atom.rate, atom.noise_multiplier, grid, log_tail, tilt)
-    pairs = _pairs(_atoms(atom.exposure), grid, log_tail, 0.0)
+        return losses.sampled_step(atom.rate, atom.noise_multiplier, grid, log_tail, tilt, most)
+    pairs = _pairs(_atoms(atom.exposure), grid, log_tail, 0.0, most)
     if not pairs:
         nothing = Loss(0, np.ones(1), 0.0)
         return Pair(grid, nothing, nothing, 0.0)
     whole = []
     for direction in ("remove", "add"):
-        composed = losses.compose([(getattr(pair, direction), count) for pair, count in pairs], grid, 0.0, log_tail)
+        composed = losses.compose([(getattr(pair, direction), count) for pair, count in pairs], grid, 0.0, log_tail, most)
         scale = np.exp(composed.log_scale)
         offset = round(float(composed.loss[0]) / grid)
         whole.append(Loss(offset, composed.weight * scale, min(composed.infinite * scale, 1.0)))
@@ -152,32 +153,34 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
     so the search goes on from what was found.
     """
     epsilon, order = start if np.isfinite(start[0]) and start[0] > 0 else (1.0, 1 + np.log(1 / delta))
+    most = MOST_POINTS if accuracy < PLANNING_ACCURACY else _MOST_WHILE_PLANNING
     tilt, steps = max(order - 1, 1e-3), atoms.steps
     log_tail = float(np.log(delta / steps) + _CUT)
     grid, finest = float(np.sqrt(12 * accuracy * epsilon / (order * steps))), 0.0
     best: _Evaluation | None = None
     for _ in range(_ROUNDS):
         try:
-            pairs = _pairs(atoms, grid, log_tail, tilt)
+            pairs = _pairs(atoms, grid, log_tail, tilt, most)
             error = (tilt + 1) / 2 * sum(count * pair.spread for pair, count in pairs)
             finer = min(0.9 * grid * float(np.sqrt(accuracy * epsilon / max(error, 1e-300))), epsilon * _CELLS)
             if grid > 1.3 * max(finer, finest):
                 grid = max(finer, finest)
                 continue
             ways = ([(getattr(pair, way), count) for pair, count in pairs] for way in ("remove", "add"))
-            remove, add = (_tilted(parts, grid, delta, tilt) for parts in ways)
+            remove, add = (_tilted(parts, grid, delta, tilt, most) for parts in ways)
             best = _Evaluation(remove, add, grid, steps, error, sum(count * pair.surplus for pair, count in pairs))
         except TooFine:
             finest = grid = 2 * grid
             continue
         found = float(best.epsilon(np.array([delta]))[0])
-        if found == 0 or not np.isfinite(found) or found > 0.7 * epsilon or grid <= finest:
+        settled = found > 0.7 * epsilon and (best.remove.tilt + 1) / (tilt + 1) * error < 2 * accuracy * found
+        if found == 0 or not np.isfinite(found) or settled or grid <= finest:
             return best
-        epsilon = found
+        epsilon, tilt = found, max(best.remove.tilt, 1e-3)
     return best
 
 
-def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: float) -> Composed:
+def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: float, most: int) -> Composed:
     """One direction, composed where its own epsilon(delta) is in sight.
 
     The tilt is moved to where the Chernoff bound on epsilon is smallest; if epsilon still lies below the window, it is weakened, and if
@@ -194,7 +197,7 @@ def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: floa
             best = trial
     tilt, log_cut = min(bound, key=lambda t: bound[t]), _CUT
     for _ in range(12):
-        composed = losses.compose(parts, grid, tilt, log_cut)
+        composed = losses.compose(parts, grid, tilt, log_cut, most)
         at = float(composed.epsilon(np.array([delta]))[0])
         if composed.junk(at) > 1e-4 * delta and log_cut > np.log(delta) + 4 * _CUT:
             log_cut += _CUT

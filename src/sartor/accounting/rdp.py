@@ -60,9 +60,9 @@ def sampled_gaussian(rate: ArrayLike, noise_multiplier: ArrayLike, orders: Array
         raise ValueError("Rényi orders must be above 1.")
     z = np.where(z < _NO_NOISE, 0.0, z)
     out = np.empty((len(q), len(a)))
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         out[:] = np.where(q[:, None] == 0, 0.0, a / (2 * z[:, None] ** 2))  # rate 0, rate 1 and no noise are closed forms
-    inner = (q > 0) & (q < 1) & (z > 0) & np.isfinite(z)
+    inner = (q > 0) & (q < 1) & (z > 0) & (z < 1 / _NO_NOISE)
     if not inner.any():
         return out
     log_moment = np.empty((int(inner.sum()), len(a)))

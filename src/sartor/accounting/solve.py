@@ -446,7 +446,7 @@ def most_steps(epsilon: Array, delta: Array, rate: Array, noise: Array, accounta
 def _rényi_steps(epsilon: Array, delta: Array, rate: Array, noise: Array) -> NDArray[np.int64]:
     """The Rényi bound is linear in the steps at each order, so the best order gives the most steps directly."""
     largest = max(512.0, 30 * float(np.log(1 / delta.min()) / epsilon.min()))
-    orders = rdp.ORDERS[rdp.ORDERS <= largest][::_STRIDE]
+    orders = rdp.ORDERS[largest >= rdp.ORDERS][::_STRIDE]
     pairs, back = np.unique(np.stack([rate, noise]), axis=1, return_inverse=True)
     per_step = rdp.sampled_gaussian(pairs[0], pairs[1], orders)[back.ravel()]
     by_order = _steps_at(epsilon, delta, per_step, orders)
