@@ -24,9 +24,10 @@ class Request:
         return sartor.plan(self.budgets, self.scheme, steps=self.steps, batch=self.batch, accountant=accountant, **self.options)
 
 
-def request(rng: np.random.Generator, *, most_groups: int = 50, most_steps: int = 20_000) -> Request:
+def request(rng: np.random.Generator, *, most_groups: int = 50, steps: tuple[int, int] = (1, 20_000), most_width: float = 7.0) -> Request:
+    """`most_width` is how far apart, in logarithms, epsilons of one population may lie from their middle."""
     groups = int(np.exp(rng.uniform(0, np.log(most_groups + 1))))
-    middle, width = rng.uniform(np.log(0.05), np.log(50)), rng.choice([0.0, 0.5, 1.5, 7.0])
+    middle, width = rng.uniform(np.log(0.05), np.log(50)), rng.choice([width for width in (0.0, 0.5, 1.5, 7.0) if width <= most_width])
     epsilon = np.exp(np.clip(middle + width * rng.uniform(-1, 1, groups), np.log(0.05), np.log(50)))
     if groups > 1 and rng.random() < 0.15:
         epsilon[rng.integers(groups)] = np.inf
@@ -42,5 +43,5 @@ def request(rng: np.random.Generator, *, most_groups: int = 50, most_steps: int 
         options["threshold"] = float(np.exp(rng.uniform(np.log(0.05), np.log(20))))
     if scheme == "sequential":
         options["order"] = str(rng.choice(["strictest-first", "open-first"]))
-    steps = int(np.exp(rng.uniform(0, np.log(most_steps))))
-    return Request(budgets, scheme, max(steps, 1), rate * len(budgets), options)
+    count = int(np.exp(rng.uniform(np.log(steps[0]), np.log(steps[1]))))
+    return Request(budgets, scheme, max(count, 1), rate * len(budgets), options)

@@ -267,9 +267,10 @@ def compose(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float, log_tai
         weight = density[first - low :] * np.exp(-tilt * (loss_grid - reference))
     log_scale = log_mass - tilt * reference
     # true mass above the window is at most the tilted mass there times the largest untilting factor
-    above = np.exp(log_tail - tilt * (float(loss_grid[-1]) - reference))
     lost = -np.expm1(sum(count * np.log1p(-loss.infinite) for loss, count in parts))
-    infinite = float(above + np.exp(np.log(max(lost, 1e-320)) - log_scale)) if lost > 0 else float(above)
+    with np.errstate(over="ignore", divide="ignore"):
+        above = np.exp(log_tail - tilt * (float(loss_grid[-1]) - reference))
+        infinite = float(above + np.exp(np.log(lost) - log_scale))
     return Composed(np.asarray(loss_grid, np.float64), weight, infinite, log_scale, tilt, log_tail, reference)
 
 
