@@ -9,23 +9,9 @@ import numpy as np
 import pytest
 
 import sartor
-from sartor.cli import main
 
 MECHANISM = shlex.split("--rate 0.04 --noise-multiplier 2.2 --steps 5000 --delta 1e-5")
 RENYI, PLD = 6.8143, 6.3124
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs one command here; gives its exit code, stdout and stderr."""
-
-    def sartor_(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return stop.value.code, out, err
-
-    return sartor_
 
 
 @pytest.fixture

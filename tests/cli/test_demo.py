@@ -6,20 +6,6 @@ import re
 import pytest
 
 import sartor
-from sartor.cli import main
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs one command here; gives its exit code, stdout and stderr."""
-
-    def sartor_(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main(list(arguments))
-        out, err = capsys.readouterr()
-        return stop.value.code, out, err
-
-    return sartor_
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import sartor
-from sartor.cli import main
 
 PAPER = shlex.split("--epsilon 1,2,3 --share .34,.43,.23 --holders 60000 --delta 1e-5 --steps 9375 --batch 512 --clip 0.2")
 SMALL = shlex.split("--epsilon 1,2 --share .5,.5 --holders 100 --delta 1e-5 --accountant rdp --steps 50 --batch 10")
@@ -20,19 +19,6 @@ RUN = shlex.split("--accountant rdp --steps 50 --batch 10")
 
 KEYS = {"scheme", "accountant", "steps", "batch", "clip", "noise_multiplier", "groups"}
 GROUP_KEYS = {"epsilon", "delta", "holders", "rate", "clip", "noise_multiplier", "expected_uses", "spent", "excess"}
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs one command here; gives its exit code, stdout and stderr."""
-
-    def sartor_(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return stop.value.code, out, err
-
-    return sartor_
 
 
 @pytest.fixture

@@ -166,6 +166,7 @@ class Composed:
     tilt: float
     log_tail: float
     reference: float
+    lost: float  # the mass at infinity, not scaled
 
     def junk(self, epsilon: float) -> float:
         """A bound on what the divergence at epsilon holds that is not there: the cut-off, counted as infinite, and its wrap-around.
@@ -173,7 +174,7 @@ class Composed:
         The transform is cyclic, so up to exp(log_tail) of tilted mass from beyond the window lies somewhere inside it.
         """
         wrapped = float(np.exp(np.minimum(self.log_tail - self.tilt * (epsilon - self.reference) + self.log_scale, 0.0)))
-        return wrapped + float(np.exp(np.minimum(np.log(max(self.infinite, 1e-320)) + self.log_scale, 0.0)))
+        return wrapped + self.lost
 
     def delta(self, epsilon: Array) -> Array:
         """The hockey-stick divergence at each epsilon."""
@@ -187,13 +188,14 @@ class Composed:
     def epsilon(self, delta: Array) -> Array:
         """The smallest epsilon at which the divergence is at most delta; where it lies below the window, the window's first loss."""
         upper, lower = self._suffix
-        target = np.exp(np.log(delta) - self.log_scale)
+        with np.errstate(over="ignore"):
+            target = np.exp(np.log(delta) - self.log_scale)
         index = np.searchsorted(self._rising, -target, side="left")  # the first node whose divergence is at most the target
         node = np.clip(index, 0, len(self.loss) - 1)
         with np.errstate(divide="ignore", invalid="ignore"):
             inside = self.loss[node] + np.log(np.maximum(upper[node] - target, 0.0) / lower[node])
         out = np.where(index == 0, self.loss[0], np.minimum(np.nan_to_num(inside, nan=np.inf), self.loss[node]))
-        return np.asarray(np.where(self.infinite > target, np.inf, out))
+        return np.asarray(np.where(self.lost > delta, np.inf, out))
 
     @cached_property
     def _rising(self) -> Array:
@@ -268,10 +270,11 @@ def compose(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float, log_tai
     log_scale = log_mass - tilt * reference
     # true mass above the window is at most the tilted mass there times the largest untilting factor
     lost = -np.expm1(sum(count * np.log1p(-loss.infinite) for loss, count in parts))
+    log_above = log_tail - tilt * (float(loss_grid[-1]) - reference)
     with np.errstate(over="ignore", divide="ignore"):
-        above = np.exp(log_tail - tilt * (float(loss_grid[-1]) - reference))
-        infinite = float(above + np.exp(np.log(lost) - log_scale))
-    return Composed(np.asarray(loss_grid, np.float64), weight, infinite, log_scale, tilt, log_tail, reference)
+        infinite = float(np.exp(log_above) + np.exp(np.log(lost) - log_scale))
+        lost = min(1.0, float(lost + np.exp(min(log_above + log_scale, 0.0))))
+    return Composed(np.asarray(loss_grid, np.float64), weight, infinite, log_scale, tilt, log_tail, reference, lost)
 
 
 def _window(

@@ -12,13 +12,13 @@ intensity, so 60,000 different budgets cost a few hundred evaluations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sartor.accounting import rdp
+from sartor.accounting.bracket import Bracket, largest_fitting
 from sartor.accounting.spending import Accountant, Array, check_accountant, spend
 from sartor.errors import Infeasible
 from sartor.exposure import MOST_STEPS
@@ -79,7 +79,7 @@ def intensities(
     predicted, elasticity = interpolated(epsilon, delta, family, steps, accountant, start=start, top=top, floor=floor, warm=warm)
     if len(epsilon) <= _MANY:
         value = _value(delta, family, steps, accountant)
-        return np.exp(_root(value, epsilon, np.minimum(predicted, limit), limit, _WASTE_OF_MANY))
+        return np.exp(largest_fitting(value, epsilon, np.minimum(predicted, limit), limit, _WASTE_OF_MANY))
     return np.exp(_shared(epsilon, delta, family, steps, accountant, predicted, elasticity, limit))
 
 
@@ -168,8 +168,8 @@ def _direct(
         near = start[open_]
         if accountant == "rdp" or not warm:
             cheap = _rényi_value(epsilon[open_], delta[open_], family, steps)
-            near = _root(cheap, epsilon[open_], near, limit, 0.02 if accountant == "pld" else waste)
-        out[open_] = _root(lambda x, which: value(x, open_[which]), epsilon[open_], near, limit, waste)
+            near = largest_fitting(cheap, epsilon[open_], near, limit, 0.02 if accountant == "pld" else waste)
+        out[open_] = largest_fitting(lambda x, which: value(x, open_[which]), epsilon[open_], near, limit, waste)
     return out
 
 
@@ -190,72 +190,6 @@ def _rényi_value(epsilon: Array, delta: Array, family: Family, steps: float) ->
         return out
 
     return value
-
-
-def _root(value: Callable[[Array, Indices], Array], target: Array, start: Array, limit: float, waste: float) -> Array:
-    """The largest x, up to the waste, whose value is at most the target, for increasing values.
-
-    Steps outward until a bracket is found, then secants between its ends (Illinois), all in logarithms. Only points that were evaluated
-    and found to fit are returned.
-    """
-    bracket = _Bracket.around(target * (1 - waste / 2))
-    x = np.minimum(start.astype(float), limit)
-    active = np.arange(len(target))
-    for iteration in range(200):
-        found = value(x[active], active)
-        bracket.learn(active, x[active], found, found <= target[active])
-        low, high = bracket.low, bracket.high
-        with np.errstate(invalid="ignore"):
-            done = (bracket.at_low >= target * (1 - waste)) | (low >= limit) | (high - low < 1e-12 * np.maximum(1.0, np.abs(low)))
-        active = active[~(done & np.isfinite(low))[active]]
-        if not len(active):
-            return low
-        x[active] = np.minimum(bracket.next(active, iteration), limit)
-    raise Infeasible("the search for a parameter did not settle; the budgets or the number of steps are beyond what can be computed.")
-
-
-@dataclass
-class _Bracket:
-    """For many searches at once: the largest argument known to fit, the smallest known not to, and their values."""
-
-    goal: Array
-    low: Array
-    high: Array
-    at_low: Array
-    at_high: Array
-    weight_low: Array
-    weight_high: Array
-
-    @classmethod
-    def around(cls, goal: Array) -> _Bracket:
-        shape = goal.shape
-        return cls(
-            goal, np.full(shape, -np.inf), np.full(shape, np.inf), np.zeros(shape), np.full(shape, np.inf), np.ones(shape), np.ones(shape)
-        )
-
-    def learn(self, which: Indices, x: Array, value: Array, fits: NDArray[np.bool_]) -> None:
-        """Move one end; the other, if it stays a second time, loses half its weight (Illinois)."""
-        yes, no = which[fits], which[~fits]
-        again_low, again_high = self.weight_low[yes] >= 1, self.weight_high[no] >= 1
-        self.low[yes], self.at_low[yes] = x[fits], value[fits]
-        self.high[no], self.at_high[no] = x[~fits], value[~fits]
-        self.weight_high[yes] = np.where(again_low, self.weight_high[yes] / 2, self.weight_high[yes])
-        self.weight_low[no] = np.where(again_high, self.weight_low[no] / 2, self.weight_low[no])
-        self.weight_low[yes], self.weight_high[no] = 1.0, 1.0
-
-    def next(self, which: Indices, iteration: int) -> Array:
-        """Where to look next."""
-        low, high, goal = self.low[which], self.high[which], self.goal[which]
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            below, above = np.log(self.at_low[which] / goal), np.log(self.at_high[which] / goal)
-            growth = 1.3**iteration
-            up = np.where(np.isfinite(below), np.clip(-below, 1e-4, 3.0), 2.0) * growth
-            down = np.where(np.isfinite(above), np.clip(above, 1e-4, 3.0), 2.0) * growth
-            weighted_below, weighted_above = below * self.weight_low[which], above * self.weight_high[which]
-            share = weighted_below / (weighted_below - weighted_above)
-            sound = np.isfinite(share) & (iteration % 8 != 7)
-            inside = low + np.clip(np.where(sound, share, 0.5), 1e-4, 1 - 1e-4) * (high - low)
-        return np.where(np.isinf(high), low + up, np.where(np.isinf(low), high - down, inside))
 
 
 def _shared(
@@ -294,7 +228,7 @@ def _shared(
             step = np.clip(np.log(epsilon[rest] / np.maximum(spent_rest, 1e-300)), -1.0, 1.0) * elasticity[rest]
         want[rest] = np.minimum(trial_rest + step - 2 * margin[rest], limit)
         open_ = rest
-    left = _root(lambda x, which: value(x, open_[which]), epsilon[open_], want[open_], limit, _WASTE_OF_MANY)
+    left = largest_fitting(lambda x, which: value(x, open_[which]), epsilon[open_], want[open_], limit, _WASTE_OF_MANY)
     result[open_] = left
     return result
 
@@ -426,7 +360,7 @@ def most_steps(epsilon: Array, delta: Array, rate: Array, noise: Array, accounta
     if accountant == "rdp":
         return count
     waste = _WASTE[accountant]
-    bracket = _Bracket.around(epsilon * (1 - waste / 2))
+    bracket = Bracket.around(epsilon * (1 - waste / 2))
     x = np.maximum(count.astype(float), 1.0)
     active = np.arange(len(epsilon))
     for iteration in range(200):

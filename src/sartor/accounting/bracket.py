@@ -1,0 +1,84 @@
+"""Many searches at once for the largest argument whose value still fits: brackets and secants, vectorised.
+
+Nothing here knows what is searched for. What is returned has been evaluated and found to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor.errors import Infeasible
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+
+def largest_fitting(value: Callable[[Array, Indices], Array], target: Array, start: Array, limit: float, waste: float) -> Array:
+    """The largest x, up to the waste, whose value is at most the target, for increasing values.
+
+    Steps outward until a bracket is found, then secants between its ends (Illinois), all in logarithms. Only points that were evaluated
+    and found to fit are returned.
+    """
+    bracket = Bracket.around(target * (1 - waste / 2))
+    x = np.minimum(start.astype(float), limit)
+    active = np.arange(len(target))
+    for iteration in range(200):
+        found = value(x[active], active)
+        bracket.learn(active, x[active], found, found <= target[active])
+        low, high = bracket.low, bracket.high
+        with np.errstate(invalid="ignore"):
+            done = (bracket.at_low >= target * (1 - waste)) | (low >= limit) | (high - low < 1e-12 * np.maximum(1.0, np.abs(low)))
+        active = active[~(done & np.isfinite(low))[active]]
+        if not len(active):
+            return low
+        x[active] = np.minimum(bracket.next(active, iteration), limit)
+    raise Infeasible("the search for a parameter did not settle; the budgets or the number of steps are beyond what can be computed.")
+
+
+@dataclass
+class Bracket:
+    """For many searches at once: the largest argument known to fit, the smallest known not to, and their values."""
+
+    goal: Array
+    low: Array
+    high: Array
+    at_low: Array
+    at_high: Array
+    weight_low: Array
+    weight_high: Array
+
+    @classmethod
+    def around(cls, goal: Array) -> Bracket:
+        """Nothing known yet, of searches for these values."""
+        shape = goal.shape
+        return cls(
+            goal, np.full(shape, -np.inf), np.full(shape, np.inf), np.zeros(shape), np.full(shape, np.inf), np.ones(shape), np.ones(shape)
+        )
+
+    def learn(self, which: Indices, x: Array, value: Array, fits: NDArray[np.bool_]) -> None:
+        """Move one end; the other, if it stays a second time, loses half its weight (Illinois)."""
+        yes, no = which[fits], which[~fits]
+        again_low, again_high = self.weight_low[yes] >= 1, self.weight_high[no] >= 1
+        self.low[yes], self.at_low[yes] = x[fits], value[fits]
+        self.high[no], self.at_high[no] = x[~fits], value[~fits]
+        self.weight_high[yes] = np.where(again_low, self.weight_high[yes] / 2, self.weight_high[yes])
+        self.weight_low[no] = np.where(again_high, self.weight_low[no] / 2, self.weight_low[no])
+        self.weight_low[yes], self.weight_high[no] = 1.0, 1.0
+
+    def next(self, which: Indices, iteration: int) -> Array:
+        """Where to look next."""
+        low, high, goal = self.low[which], self.high[which], self.goal[which]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            below, above = np.log(self.at_low[which] / goal), np.log(self.at_high[which] / goal)
+            growth = 1.3**iteration
+            up = np.where(np.isfinite(below), np.clip(-below, 1e-4, 3.0), 2.0) * growth
+            down = np.where(np.isfinite(above), np.clip(above, 1e-4, 3.0), 2.0) * growth
+            weighted_below, weighted_above = below * self.weight_low[which], above * self.weight_high[which]
+            share = weighted_below / (weighted_below - weighted_above)
+            sound = np.isfinite(share) & (iteration % 8 != 7)
+            inside = low + np.clip(np.where(sound, share, 0.5), 1e-4, 1 - 1e-4) * (high - low)
+        return np.where(np.isinf(high), low + up, np.where(np.isinf(low), high - down, inside))
