@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr
+
+from sartor.accounting.special import log_ndtr, ndtr
 
 Array = NDArray[np.float64]
 

@@ -21,10 +21,9 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft
-from scipy.special import ndtr, ndtri_exp
 
 from sartor.accounting.gaussian import log_ratio_at
+from sartor.accounting.special import ndtr, ndtri_exp
 
 Array = NDArray[np.float64]
 
@@ -230,6 +229,8 @@ def compose(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float, log_tai
     The window holds zero and all but exp(log_tail) of the tilted mass; what may lie above it is counted as infinite. Below, it ends where
     undoing the tilt would lift rounding errors into sight.
     """
+    from scipy import fft  # here, so that importing the library stays quick
+
     tilted, log_mass, mean, drift, variance = [], 0.0, 0, 0.0, 0.0
     for loss, count in parts:
         position = np.arange(len(loss.mass)) + loss.offset

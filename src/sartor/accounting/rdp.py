@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaln
 
+from sartor.accounting.special import gammaln
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian
 
 Array = NDArray[np.float64]
