@@ -69,26 +69,25 @@ def test_same_orders_give_what_opacus_gives(mechanism):
         assert found == pytest.approx(max(expected, 0.0), rel=1e-2, abs=1e-9)
 
 
-COMMON_ORDERS = [float(a) for a in rdp.ORDERS if a == round(a) and a <= 512] + [1.25, 1.5, 1.75, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5]
+INTEGER_ORDERS = [float(a) for a in rdp.ORDERS if a == round(a) and a <= 512]
 
 
 @settings(deadline=None, max_examples=200)
 @given(mechanisms)
 def test_dp_accounting_agrees_to_one_per_cent(mechanism):
+    # at integer orders, where theirs is an exact sum; its fractional orders do not always converge and are then left out
     rate, noise, steps, chance = mechanism
     exposure = SampledGaussian(rate, noise, steps)
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # it says of each order that did not converge
-    accountant = dp_accounting.rdp.RdpAccountant(orders=COMMON_ORDERS)
+    accountant = dp_accounting.rdp.RdpAccountant(orders=INTEGER_ORDERS)
     theirs = accountant.compose(exposure.to_dp_event()).get_epsilon(chance)
-    ours = epsilon(exposure, chance, "rdp", orders=COMMON_ORDERS).upper
+    ours = epsilon(exposure, chance, "rdp", orders=INTEGER_ORDERS).upper
     assert epsilon(exposure, chance, "rdp").upper <= ours * (1 + 1e-9)
     if theirs == 0 or ours == 0:
         # either proves zero in its own way: they by the total variation, we where the holder is used more rarely than delta
         assert epsilon(exposure, chance).lower <= min(theirs, ours)
     else:
-        assert ours <= theirs * 1.01  # where their fractional orders do not converge, theirs is larger
-        if rate == 1 or theirs < 8:
-            assert ours >= theirs * 0.99
+        assert ours == pytest.approx(theirs, rel=0.01)
 
 
 def test_conversions_are_ordered_and_selectable():
