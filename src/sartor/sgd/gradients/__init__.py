@@ -1,0 +1,11 @@
+"""Per-example gradients: clipped sums from one forward and one backward pass.
+
+>>> from sartor.sgd.gradients import PerExample
+"""
+
+from sartor.sgd.gradients.engine import PerExample
+from sartor.sgd.gradients.kernels import Kernels
+from sartor.sgd.gradients.parts import Formed, Implicit, Part, Product
+from sartor.sgd.gradients.registry import Call, rule
+
+__all__ = ["Call", "Formed", "Implicit", "Kernels", "Part", "PerExample", "Product", "rule"]

@@ -1,0 +1,287 @@
+"""Sums of per-example gradients, each clipped at its own threshold, from one forward and one backward pass.
+
+While a batch is open, every watched module notes what goes in, its parameters are hidden from autograd (so no weight gradient is computed
+only to be thrown away), and a hook notes the gradient of what comes out. `clipped_sums` then finds each example's norm over all
+parameters, scales it down to its threshold and adds up.
+
+Guarantee: no example contributes a vector of norm above its threshold (factors are lowered by MARGIN for the rounding of norms), an example
+    with a gradient that is not finite contributes nothing, and a parameter used outside of its module is refused, not ignored.
+Breaks if: the loss, or code between modules, mixes examples; then no rule can tell whose gradient is whose.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from sartor.errors import SartorError
+from sartor.sgd.gradients.kernels import Kernels
+from sartor.sgd.gradients.modules import Watched, watched
+from sartor.sgd.gradients.parts import Formed, Part
+from sartor.sgd.gradients.registry import Call
+
+MARGIN = 2.0**-16
+
+
+class _Start(torch.autograd.Function):
+    """Lets gradients be asked for at the output of a layer whose inputs and parameters ask for none."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, output: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+@dataclass(eq=False)
+class _Noted:
+    """One call under way: inputs now, gradients of the outputs when they come."""
+
+    inputs: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    outputs: list[Tensor]
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+
+    def receive(self, place: int, gradient: Tensor) -> None:
+        known = self.gradients.get(place)
+        self.gradients[place] = gradient if known is None else known + gradient
+
+
+class PerExample:
+    """The gradient engine of one model.
+
+    >>> model = nn.Linear(3, 2)
+    >>> engine = PerExample(model)
+    >>> inputs, thresholds = torch.randn(5, 3), torch.full((5,), 0.1)
+    >>> with engine.batch(thresholds):
+    ...     model(inputs).square().sum().backward()
+    ...     sums = engine.clipped_sums()
+    >>> bool(sums["weight"].norm() <= thresholds.sum())
+    True
+    """
+
+    def __init__(self, model: nn.Module, *, kernels: Kernels | None = None) -> None:
+        self.model = model
+        self.kernels = Kernels() if kernels is None else kernels
+        self.units = watched(model)
+        self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._names = {id(p): name for name, p in self.parameters.items()}
+        self._owners = _owners(self.units, self._names)
+        self._noted: dict[int, list[_Noted]] = defaultdict(list)
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._thresholds: Tensor | None = None
+        self._hooks: list[Any] = []
+        for place, unit in enumerate(self.units):
+            self._watch(place, unit)
+
+    def _watch(self, place: int, unit: Watched) -> None:
+        parameters = [unit.module.get_parameter(short) for short in sorted(unit.wanted)]
+        hidden: list[nn.Parameter] = []
+
+        def before(module: nn.Module, inputs: Any) -> None:
+            if self._records():
+                hidden.extend(parameter for parameter in parameters if parameter.requires_grad)
+                for parameter in hidden:
+                    parameter.requires_grad_(False)
+
+        def after(module: nn.Module, inputs: Any, keywords: Any, output: Any) -> Any:
+            return self._note(place, unit, inputs, keywords, output) if self._records() else None
+
+        def always(module: nn.Module, inputs: Any, output: Any) -> None:
+            while hidden:
+                hidden.pop().requires_grad_(True)
+
+        self._hooks += [
+            unit.module.register_forward_pre_hook(before),
+            unit.module.register_forward_hook(after, with_kwargs=True),
+            unit.module.register_forward_hook(always, always_call=True),
+        ]
+
+    def detach(self) -> None:
+        """Take every hook off the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _records(self) -> bool:
+        return self._thresholds is not None and torch.is_grad_enabled()
+
+    def _note(self, place: int, unit: Watched, inputs: tuple[Any, ...], keywords: Mapping[str, Any], output: Any) -> Any:
+        leaves, structure = tree_flatten(output)
+        noted = _Noted(
+            tree_map(_detached, inputs),
+            tree_map(_detached, dict(keywords)),
+            [],
+        )
+        for i, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+                continue
+            tensor = leaf if leaf.requires_grad else _Start.apply(leaf, self._anchor)  # type: ignore[no-untyped-call]
+            tensor = self._examples_first(unit, tensor)
+            tensor.register_hook(lambda gradient, at=len(noted.outputs): noted.receive(at, gradient))
+            noted.outputs.append(tensor.detach())
+            leaves[i] = tensor
+        self._noted[place].append(noted)
+        return tree_unflatten(leaves, structure)
+
+    def _examples_first(self, unit: Watched, output: Tensor) -> Tensor:
+        """The output itself, or, where it is the same for all examples (as position embeddings are), one copy of it for each."""
+        assert self._thresholds is not None
+        examples = len(self._thresholds)
+        seen = output.shape[unit.first] if output.dim() > unit.first else 0
+        if seen == examples:
+            return output
+        if seen == 1:
+            return output.expand(*output.shape[: unit.first], examples, *output.shape[unit.first + 1 :])
+        raise SartorError(
+            f"{unit.name or 'the model'} put out {seen} rows for a batch of {examples} examples: every layer must keep the examples in dimension "
+            f"{unit.first}, and the model must be given the batch that was drawn."
+        )
+
+    @contextmanager
+    def batch(self, thresholds: Tensor) -> Iterator[None]:
+        """Opens a batch: forward passes inside are recorded, for as many examples as there are thresholds."""
+        self.open(thresholds)
+        try:
+            yield
+        finally:
+            self.close()
+
+    def open(self, thresholds: Tensor) -> None:
+        """Begin to record for a batch with these thresholds, one for each example."""
+        if not bool(((thresholds >= 0) & torch.isfinite(thresholds)).all()):
+            raise SartorError("a threshold must be 0 or more and finite.")
+        self.close()
+        self._thresholds = thresholds
+
+    def close(self) -> None:
+        """Stop recording and forget what was recorded."""
+        self._thresholds = None
+        self._noted.clear()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether forward passes are being recorded."""
+        return self._thresholds is not None
+
+    def clipped_sums(self, scale: float = 1.0) -> dict[str, Tensor]:
+        """The sum over examples of the clipped gradients, by parameter; ends the batch.
+
+        `scale` undoes what the loss divided by: the number of examples for a mean, 1 for a sum.
+        """
+        sums, _ = self.sums_and_norms(scale)
+        return sums
+
+    @torch.no_grad()
+    def sums_and_norms(self, scale: float = 1.0) -> tuple[dict[str, Tensor], Tensor]:
+        """Clipped sums, and the norms before clipping (of private data: sensitive)."""
+        if self._thresholds is None:
+            raise SartorError("no batch is open.")
+        self._refuse_foreign_gradients()
+        thresholds, noted = self._thresholds, dict(self._noted)
+        self.close()
+        everyone = torch.arange(len(thresholds))
+        parts = self._parts(noted, None) if len(everyone) else []
+        norms = self._norms(parts, len(thresholds)) * scale
+        usable = torch.isfinite(norms) & (thresholds > 0)
+        if not bool(usable.all()):
+            # rows that are not used must not touch the sums at all: zero times infinity is not zero
+            everyone = everyone[usable]
+            parts = self._parts(noted, everyone)
+        factors = scale * (1 - MARGIN) * torch.clamp(thresholds[everyone] / norms[everyone].clamp_min(1e-30), max=1.0)
+        sums = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in self.parameters.items()}
+        if len(everyone):
+            for name, part in parts:
+                sums[name] = sums[name] + part.weighted(factors).reshape(sums[name].shape)
+        return sums, norms
+
+    def _refuse_foreign_gradients(self) -> None:
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                raise SartorError(
+                    f"{name} has a gradient that was not formed per example: it is used outside of the module that owns it, or a backward pass ran "
+                    "outside of a drawn batch; use parameters through their modules (share a module to tie weights), and call zero_grad first."
+                )
+
+    def _parts(self, noted: Mapping[int, Sequence[_Noted]], chosen: Tensor | None) -> list[tuple[str, Part]]:
+        found: list[tuple[str, Part]] = []
+        summed: dict[str, Tensor] = {}
+        for place, unit in enumerate(self.units):
+            calls = [call for call in noted.get(place, ()) if call.gradients]
+            if not calls:
+                continue
+            for made in self._calls(unit, calls, chosen):
+                for short, part in unit.rule(made).items():
+                    name = self._full(unit, short)
+                    if not made.form:
+                        found.append((name, part))
+                    else:
+                        assert isinstance(part, Formed)
+                        known = summed.get(name)
+                        summed[name] = part.gradients if known is None else known + part.gradients
+        return found + [(name, Formed(gradients)) for name, gradients in summed.items()]
+
+    def _calls(self, unit: Watched, noted: Sequence[_Noted], chosen: Tensor | None) -> list[Call]:
+        """The calls of a unit as its rule reads them; many calls of a linear layer become one over as many positions."""
+        shared = any(len(self._owners[self._full(unit, short)]) > 1 for short in unit.wanted)
+        rows = [self._row(unit, call, chosen) for call in noted]
+        if len(rows) > 1 and isinstance(unit.module, nn.Linear) and not unit.is_general:
+            inputs = torch.cat([r[0][0].reshape(len(r[0][0]), -1, r[0][0].shape[-1]) for r in rows], 1)
+            gradient = torch.cat([r[2][0].reshape(len(r[2][0]), -1, r[2][0].shape[-1]) for r in rows], 1)
+            rows = [((inputs,), {}, [gradient])]
+        form = shared or len(rows) > 1
+        return [
+            Call(unit.name, unit.module, unit.wanted, inputs, keywords, gradients if unit.is_general else gradients[0], self.kernels, form)
+            for inputs, keywords, gradients in rows
+        ]
+
+    def _row(self, unit: Watched, call: _Noted, chosen: Tensor | None) -> tuple[tuple[Any, ...], Mapping[str, Any], list[Tensor]]:
+        gradients = [call.gradients.get(i, torch.zeros_like(out)) for i, out in enumerate(call.outputs)]
+        examples = gradients[0].shape[unit.first]
+
+        def place(value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.dim() <= unit.first:
+                return value
+            if unit.first:
+                value = value.transpose(0, unit.first)
+            if value.is_floating_point() and value.dtype != torch.float64:
+                value = value.float()
+            if len(value) == 1 and examples > 1 and not unit.is_general:
+                value = value.expand(examples, *value.shape[1:])
+            if chosen is not None and len(value) == examples:
+                value = value[chosen]
+            return value
+
+        return tuple(tree_map(place, call.inputs)), tree_map(place, dict(call.keywords)), [place(g) for g in gradients]
+
+    def _full(self, unit: Watched, short: str) -> str:
+        return self._names[id(unit.module.get_parameter(short))]
+
+    def _norms(self, parts: Sequence[tuple[str, Part]], examples: int) -> Tensor:
+        total = torch.zeros(examples, dtype=torch.float64)
+        for _, part in parts:
+            total = total + part.squared_norms
+        return total.sqrt().float()
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _owners(units: Sequence[Watched], names: Mapping[int, str]) -> dict[str, list[str]]:
+    owners: dict[str, list[str]] = defaultdict(list)
+    for unit in units:
+        for short in unit.wanted:
+            owners[names[id(unit.module.get_parameter(short))]].append(unit.name)
+    return owners

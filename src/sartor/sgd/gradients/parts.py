@@ -1,0 +1,89 @@
+"""What a rule knows of one parameter's per-example gradients: their norms, and their sum at given weights, formed or not.
+
+A part never needs more than this: `squared_norms` first, to find how far each example is scaled down, then `weighted`, the sum of the
+gradients times those factors. `Formed` holds the gradients of all examples; `Product` and `Implicit` never form them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Part(Protocol):
+    """Per-example gradients of one parameter."""
+
+    @property
+    def squared_norms(self) -> Tensor:
+        """One squared norm per example."""
+        ...
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """The sum over examples of factor times gradient."""
+        ...
+
+
+@dataclass(eq=False)
+class Formed:
+    """Gradients as one tensor, the examples first."""
+
+    gradients: Tensor
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        """One squared norm per example."""
+        flat = self.gradients.reshape(len(self.gradients), -1)
+        norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
+        return norms.double().square()
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """The sum over examples of factor times gradient."""
+        flat = self.gradients.reshape(len(self.gradients), -1)
+        return (factors @ flat).reshape(self.gradients.shape[1:])
+
+
+@dataclass(eq=False)
+class Product:
+    """Gradients that are outer products of two vectors per example, as those of a linear layer on one vector are."""
+
+    left: Tensor
+    right: Tensor
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        """One squared norm per example."""
+        left: Tensor = torch.linalg.vector_norm(self.left, dim=1)
+        right: Tensor = torch.linalg.vector_norm(self.right, dim=1)
+        return (left.double() * right.double()).square()
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """The sum over examples of factor times gradient."""
+        return (self.left * factors[:, None]).T @ self.right
+
+
+@dataclass(eq=False)
+class Implicit:
+    """Gradients known by their norms and by a function that forms their weighted sum."""
+
+    squared_norms: Tensor
+    weigh: Callable[[Tensor], Tensor]
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """The sum over examples of factor times gradient."""
+        return self.weigh(factors)
+
+
+def norms_from_products(left: Tensor, right: Tensor) -> Tensor:
+    """Squared norms of the sums over t of left[t] right[t]^T, per example, without forming them ("ghost" norms).
+
+    Both are (examples, positions, width). Products of float32 that cancel may lose digits: a bound on what they lose is added, so that
+    a norm is never too small (and at most some 1e-5 too large where nothing cancels).
+    """
+    products = torch.bmm(left, left.transpose(1, 2)) * torch.bmm(right, right.transpose(1, 2))
+    most: Tensor = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1).square()
+    return products.sum((1, 2)).clamp_min(0) + most * 2.0**-22

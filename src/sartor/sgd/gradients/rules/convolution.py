@@ -1,0 +1,120 @@
+"""Convolutions of one to three dimensions, with stride, padding, dilation and groups, in three ways.
+
+*strided*: copy the patches that each output position saw (a strided view of the padded input) and multiply; torch's own im2col is several
+times slower on a CPU. *grouped*: the library's own weight gradient, with every example as a group of its own. *ghost*: norms from
+products of patches, then one ordinary weight gradient of the scaled sum; pays where positions are few and channels many.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sartor.sgd.gradients.parts import Formed, Implicit, Part, norms_from_products
+from sartor.sgd.gradients.registry import Call, rule
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+@rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def convolution(call: Call) -> dict[str, Part]:
+    """weight: patches times gradients, summed over positions; bias: sum of the gradients."""
+    layer = cast("Convolution", call.module)
+    gradient = call.gradient
+    examples = len(gradient)
+    parts: dict[str, Part] = {}
+    if "bias" in call.wanted:
+        parts["bias"] = Formed(gradient.reshape(examples, gradient.shape[1], -1).sum(2))
+    if "weight" not in call.wanted:
+        return parts
+    groups, shape = layer.groups, layer.weight.shape
+    positions = prod(gradient.shape[2:])
+    take = call.kernels.workspace.take
+
+    def patches() -> Tensor:
+        view = _patches(layer, _padded(layer, call.input), gradient.shape[2:])
+        return take("patches", tuple(view.shape)).copy_(view).reshape(examples * groups, prod(shape[1:]), positions)
+
+    def strided() -> Part:
+        left = gradient.reshape(examples * groups, gradient.shape[1] // groups, positions)
+        right = patches()
+        # what is to be added to another call's must outlive it, so it does not lie in shared memory
+        into = None if call.form else take(f"{call.name}.formed", (examples * groups, left.shape[1], right.shape[1]))
+        into = torch.bmm(left, right.transpose(1, 2), out=into)
+        return Formed(into.reshape(examples, *shape))
+
+    def grouped() -> Part:
+        inputs, padding = (call.input, layer.padding) if _is_plain(layer) else (_padded(layer, call.input), 0)
+        found = _weight_gradient(
+            layer,
+            gradient.reshape(1, examples * gradient.shape[1], *gradient.shape[2:]),
+            inputs.reshape(1, examples * inputs.shape[1], *inputs.shape[2:]),
+            (examples * shape[0], *shape[1:]),
+            padding,
+            examples * groups,
+        )
+        return Formed(found.reshape(examples, *shape))
+
+    def ghost() -> Part:
+        left = gradient.reshape(examples, gradient.shape[1], positions).transpose(1, 2)
+        return Implicit(norms_from_products(patches().transpose(1, 2), left), weigh)
+
+    def weigh(factors: Tensor) -> Tensor:
+        inputs, padding = (call.input, layer.padding) if _is_plain(layer) else (_padded(layer, call.input), 0)
+        scaled = gradient * factors.reshape(-1, *[1] * (gradient.dim() - 1))
+        return _weight_gradient(layer, scaled, inputs, tuple(shape), padding, groups)
+
+    ways = {"strided": strided, "grouped": grouped}
+    if not call.form and groups == 1 and positions**2 < 4 * prod(shape):
+        ways["ghost"] = ghost
+    otherwise = "grouped" if prod(shape[1:]) >= 128 and positions >= 128 else "strided"
+    if call.form and call.kernels.chosen.get(f"{call.name}.weight") == "ghost":
+        return {**parts, "weight": strided()}
+    return {**parts, "weight": call.kernels.choose(f"{call.name}.weight", ways, otherwise, examples)}
+
+
+def _padded(layer: Convolution, inputs: Tensor) -> Tensor:
+    """The input with its padding made explicit, so that every way sees the same."""
+    amount: list[int] = list(layer._reversed_padding_repeated_twice)
+    if not any(amount):
+        return inputs.contiguous()
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    return functional.pad(inputs, amount, mode=mode)
+
+
+def _patches(layer: Convolution, padded: Tensor, outputs: torch.Size) -> Tensor:
+    """What each output position saw: (examples, channels, *kernel, *outputs), a view."""
+    strides = padded.stride()
+    inner = [step * wide for step, wide in zip(strides[2:], layer.dilation, strict=True)]
+    outer = [step * jump for step, jump in zip(strides[2:], layer.stride, strict=True)]
+    return padded.as_strided((*padded.shape[:2], *layer.kernel_size, *outputs), (*strides[:2], *inner, *outer))
+
+
+def _is_plain(layer: Convolution) -> bool:
+    """Whether the library's own kernels can pad by themselves."""
+    return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _weight_gradient(
+    layer: Convolution, gradient: Tensor, inputs: Tensor, shape: tuple[int, ...], padding: str | int | tuple[int, ...], groups: int
+) -> Tensor:
+    sides = len(layer.kernel_size)
+    around = padding if isinstance(padding, tuple) else (padding,) * sides
+    _, found, _ = torch.ops.aten.convolution_backward(
+        gradient,
+        inputs,
+        gradient.new_empty(shape),
+        None,
+        layer.stride,
+        around,
+        layer.dilation,
+        False,
+        [0] * sides,
+        groups,
+        [False, True, False],
+    )
+    return cast("Tensor", found)

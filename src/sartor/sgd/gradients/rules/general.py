@@ -1,0 +1,52 @@
+"""Any other module: its forward is run again per example under `torch.func`, and differentiated against the gradient of its output.
+
+Slower than a rule of its own, but right for whatever computes each example by itself: scalar and bias-like parameters, custom layers,
+adapters, parametrised weights. Where `vmap` cannot follow the code, examples are taken one after the other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_flatten, tree_map
+
+from sartor.sgd.gradients.parts import Formed, Part
+from sartor.sgd.gradients.registry import Call
+
+
+def general(call: Call) -> dict[str, Part]:
+    """Every wanted parameter by differentiating the module itself."""
+    module, cotangents = call.module, call.gradient
+    examples = len(cotangents[0])
+    parameters = {name: value.detach() for name, value in module.named_parameters() if name in call.wanted}
+
+    def alone(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.dim() > 0 and len(value) == examples
+
+    given = (call.inputs, dict(call.keywords))
+    dims = tree_map(lambda value: 0 if alone(value) else None, given)
+
+    def one(values: dict[str, Tensor], inputs: Any, gradients: list[Tensor]) -> Tensor:
+        # a batch of one: what varies by example gets its first dimension back
+        positional, keywords = tree_map(lambda value, dim: value if dim is None else value[None], inputs, dims)
+        outputs, _ = tree_flatten(functional_call(module, values, positional, keywords))
+        tensors = [output for output in outputs if isinstance(output, Tensor) and output.is_floating_point()]
+        return torch.stack([(out[0] * g).sum() for out, g in zip(tensors, gradients, strict=True)]).sum()
+
+    def row(i: int) -> dict[str, Tensor]:
+        inputs = tree_map(lambda value, dim: value if dim is None else value[i], given, dims)
+        found: dict[str, Tensor] = grad(one)(parameters, inputs, [gradient[i] for gradient in cotangents])
+        return found
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            found = vmap(grad(one), in_dims=(None, dims, 0), randomness="error")(parameters, given, list(cotangents))
+    except RuntimeError:
+        rows = [row(i) for i in range(examples)]
+        found = {name: torch.stack([one_row[name] for one_row in rows]) for name in parameters}
+    return {name: Formed(found[name].detach()) for name in parameters}

@@ -1,0 +1,361 @@
+"""Every rule against a naive loop over examples, each example at its own threshold."""
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from opacus.layers import DPGRU, DPLSTM, DPRNN, DPMultiheadAttention
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+from sartor.errors import SartorError
+from sartor.sgd.gradients import Kernels, PerExample
+
+sys.path.insert(0, str(Path(__file__).parent))
+from naive import naive_gradients, naive_sums
+
+
+class Take(nn.Module):
+    """The first output of a module with many."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *inputs):
+        return self.inner(*inputs)[0]
+
+
+class Attention(nn.Module):
+    def __init__(self, batch_first, kind=DPMultiheadAttention):
+        super().__init__()
+        self.inner, self.batch_first = kind(8, 2, batch_first=batch_first), batch_first
+
+    def forward(self, x):
+        x = x if self.batch_first else x.transpose(0, 1)
+        out = self.inner(x, x, x)[0]
+        return out if self.batch_first else out.transpose(0, 1)
+
+
+class Scalar(nn.Module):
+    """A 0-d parameter, a bias alone, and a parameter that nothing uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shift, self.unused = nn.Parameter(torch.tensor(1.3)), nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return torch.tanh(x * self.scale + self.shift)
+
+
+class Lora(nn.Linear):
+    """A subclass that computes something else than its parent."""
+
+    def __init__(self, wide, high):
+        super().__init__(wide, high)
+        self.down, self.up = nn.Parameter(torch.randn(2, wide)), nn.Parameter(torch.randn(high, 2))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
+class Twice(nn.Module):
+    """One layer of each kind called twice, so that its gradients add up."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.conv = nn.Linear(6, 6), nn.LayerNorm(6), nn.Conv1d(1, 1, 3, padding=1)
+
+    def forward(self, x):
+        for _ in range(2):
+            x = self.norm(torch.tanh(self.linear(x)))
+            x = self.conv(x[:, None])[:, 0]
+        return x
+
+
+class TiedModules(nn.Module):
+    """An embedding whose weight is also the decoder's."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Embedding(7, 5), nn.Linear(5, 7, bias=False)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, x):
+        return self.decoder(torch.tanh(self.encoder(x)))
+
+
+class Positions(nn.Module):
+    """A position embedding that is computed once for all examples, as Hugging Face's models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places, self.out = nn.Embedding(11, 6, padding_idx=0), nn.Embedding(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out((self.words(x) + self.places(torch.arange(x.shape[1])[None])).mean(1))
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Bilinear(4, 2, 3)
+
+    def forward(self, x, y):
+        return self.left(x) * self.right(x, y)
+
+
+def frozen(model: nn.Module, *names: str) -> nn.Module:
+    for name, parameter in model.named_parameters():
+        if name in names:
+            parameter.requires_grad_(False)
+    return model
+
+
+def tokens(*shape: int, most: int = 7) -> torch.Tensor:
+    return torch.randint(0, most, shape)
+
+
+CASES = {
+    "linear": lambda: (nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), (torch.randn(6, 5),)),
+    "linear without bias": lambda: (nn.Linear(5, 3, bias=False), (torch.randn(6, 5),)),
+    "bias alone": lambda: (frozen(nn.Linear(5, 3), "weight"), (torch.randn(6, 5),)),
+    "linear on sequences": lambda: (nn.Linear(5, 3), (torch.randn(6, 4, 5),)),
+    "linear on long sequences": lambda: (nn.Linear(2, 2), (torch.randn(3, 50, 2),)),
+    "linear on grids": lambda: (nn.Linear(5, 3), (torch.randn(6, 2, 4, 5),)),
+    "conv1d": lambda: (nn.Conv1d(3, 4, 3, stride=2, padding=1), (torch.randn(5, 3, 11),)),
+    "conv2d": lambda: (nn.Conv2d(3, 4, 3), (torch.randn(5, 3, 8, 9),)),
+    "conv2d stride padding": lambda: (nn.Conv2d(2, 4, (3, 5), stride=(2, 1), padding=(1, 2)), (torch.randn(5, 2, 8, 9),)),
+    "conv2d dilation": lambda: (nn.Conv2d(2, 4, 3, dilation=2, padding=2, stride=2), (torch.randn(5, 2, 8, 9),)),
+    "conv2d groups": lambda: (nn.Conv2d(4, 6, 3, groups=2, padding=1), (torch.randn(5, 4, 6, 6),)),
+    "conv2d depthwise": lambda: (nn.Conv2d(4, 8, 3, groups=4), (torch.randn(5, 4, 6, 6),)),
+    "conv2d same": lambda: (nn.Conv2d(2, 3, (3, 5), dilation=2, padding="same"), (torch.randn(5, 2, 7, 7),)),
+    "conv2d valid": lambda: (nn.Conv2d(2, 3, 4, padding="valid"), (torch.randn(5, 2, 7, 7),)),
+    "conv2d reflect": lambda: (nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (torch.randn(5, 2, 7, 7),)),
+    "conv2d circular": lambda: (nn.Conv2d(2, 3, 3, padding=(2, 1), padding_mode="circular"), (torch.randn(5, 2, 7, 7),)),
+    "conv2d few positions": lambda: (nn.Conv2d(16, 32, 3), (torch.randn(5, 16, 4, 4),)),
+    "conv2d leftover columns": lambda: (nn.Conv2d(2, 3, 4, stride=3), (torch.randn(5, 2, 12, 12),)),
+    "conv3d": lambda: (nn.Conv3d(2, 3, 2, stride=2, padding=1), (torch.randn(4, 2, 5, 6, 4),)),
+    "conv3d groups": lambda: (nn.Conv3d(2, 4, 2, groups=2), (torch.randn(4, 2, 3, 4, 3),)),
+    "conv transposed": lambda: (nn.ConvTranspose2d(2, 3, 3), (torch.randn(4, 2, 5, 5),)),
+    "channels last": lambda: (nn.Conv2d(3, 4, 3, padding=1), (torch.randn(5, 3, 6, 6).to(memory_format=torch.channels_last),)),
+    "inplace activation": lambda: (
+        nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(48, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)),
+        (torch.randn(5, 1, 6, 6),),
+    ),
+    "embedding": lambda: (nn.Embedding(7, 3), (tokens(6, 9),)),
+    "embedding with padding": lambda: (nn.Embedding(7, 3, padding_idx=2), (tokens(6, 9),)),
+    "embedding of one token": lambda: (nn.Embedding(7, 3), (tokens(6),)),
+    "embedding bag": lambda: (nn.EmbeddingBag(7, 3, mode="mean"), (tokens(6, 4),)),
+    "layer norm": lambda: (nn.LayerNorm(5), (torch.randn(6, 4, 5),)),
+    "layer norm over two": lambda: (nn.LayerNorm([4, 5]), (torch.randn(6, 2, 4, 5),)),
+    "layer norm without bias": lambda: (nn.LayerNorm(5, bias=False), (torch.randn(6, 5),)),
+    "rms norm": lambda: (nn.RMSNorm(5), (torch.randn(6, 4, 5),)),
+    "group norm": lambda: (nn.GroupNorm(2, 6), (torch.randn(5, 6, 4, 4),)),
+    "instance norm": lambda: (nn.InstanceNorm2d(3, affine=True), (torch.randn(5, 3, 4, 4),)),
+    "instance norm 1d": lambda: (nn.InstanceNorm1d(3, affine=True), (torch.randn(5, 3, 9),)),
+    "instance norm 3d": lambda: (nn.InstanceNorm3d(3, affine=True), (torch.randn(5, 3, 2, 3, 2),)),
+    "prelu": lambda: (nn.Sequential(nn.Linear(4, 4), nn.PReLU()), (torch.randn(5, 4),)),
+    "scalars": lambda: (nn.Sequential(nn.Linear(4, 4), Scalar()), (torch.randn(5, 4),)),
+    "lora": lambda: (Lora(5, 3), (torch.randn(6, 5),)),
+    "lora frozen base": lambda: (frozen(Lora(5, 3), "weight", "bias"), (torch.randn(6, 5),)),
+    "weight norm": lambda: (parametrizations.weight_norm(nn.Linear(5, 3)), (torch.randn(6, 5),)),
+    "called twice": lambda: (Twice(), (torch.randn(5, 6),)),
+    "tied modules": lambda: (TiedModules(), (tokens(5, 4),)),
+    "positions for all": lambda: (Positions(), (tokens(4, 5, most=11),)),
+    "two inputs": lambda: (TwoInputs(), (torch.randn(5, 4), torch.randn(5, 2))),
+    "lstm": lambda: (Take(DPLSTM(3, 4, num_layers=2, batch_first=True)), (torch.randn(5, 6, 3),)),
+    "gru": lambda: (Take(DPGRU(3, 4, batch_first=True, bidirectional=True)), (torch.randn(5, 6, 3),)),
+    "rnn": lambda: (Take(DPRNN(3, 4, batch_first=True)), (torch.randn(5, 6, 3),)),
+    "attention": lambda: (Attention(True), (torch.randn(5, 6, 8),)),
+    "attention as long as the batch": lambda: (Attention(True), (torch.randn(5, 5, 8),)),
+    "attention positions first": lambda: (Attention(False), (torch.randn(5, 6, 8),)),
+    "attention of torch": lambda: (Attention(True, nn.MultiheadAttention), (torch.randn(5, 6, 8),)),
+    "frozen first layer": lambda: (
+        frozen(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), "0.weight", "0.bias"),
+        (torch.randn(6, 5),),
+    ),
+}
+THRESHOLDS = (0.01, 0.3, 2.0, 1e3, 0.0, 0.1)
+
+
+def check(model, inputs, *, kernels=None, scale="sum", tolerance=1e-5):
+    examples = len(inputs[0])
+    with torch.no_grad():
+        weights = torch.randn_like(model(*inputs))
+
+    def loss(output, i):
+        return (output.tanh() * weights[i : i + 1]).sum()
+
+    thresholds = torch.tensor(THRESHOLDS)[torch.arange(examples) % len(THRESHOLDS)]
+    expected, norms = naive_sums(naive_gradients(model, inputs, loss), thresholds)
+    engine = PerExample(model, kernels=kernels)
+    with engine.batch(thresholds):
+        total = (model(*inputs).tanh() * weights).sum()
+        (total / examples if scale == "mean" else total).backward()
+        sums, found = engine.sums_and_norms(examples if scale == "mean" else 1.0)
+    engine.detach()
+    torch.testing.assert_close(found.double(), norms, rtol=tolerance, atol=1e-7)
+    size = torch.sqrt(sum(value.square().sum() for value in expected.values()))
+    away = torch.sqrt(sum((sums[n].double() - expected[n]).square().sum() for n in expected))
+    assert away <= (tolerance + 2.0**-16) * size + 1e-9
+    assert set(sums) == set(expected)
+    assert all(p.grad is None and p.requires_grad for n, p in model.named_parameters() if n in sums)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("way", ["measured", "strided", "grouped", "ghost", "formed"])
+def test_sums_equal_a_naive_loop(name, way):
+    torch.manual_seed(1)
+    model, inputs = CASES[name]()
+    layers = [f"{n}.weight" for n, _ in model.named_modules()]
+    check(model, inputs, kernels=None if way == "measured" else Kernels(dict.fromkeys(layers, way), measure=False))
+
+
+@pytest.mark.parametrize("name", ["linear", "conv2d", "embedding", "lstm", "scalars", "tied modules"])
+@pytest.mark.parametrize("examples", [1, 2])
+def test_small_batches_and_mean_losses_are_right(name, examples):
+    torch.manual_seed(2)
+    model, inputs = CASES[name]()
+    check(model, tuple(x[:examples] for x in inputs), scale="mean")
+
+
+def test_an_empty_batch_has_sums_of_zero():
+    for name in ("linear", "conv2d", "embedding", "layer norm", "scalars"):
+        torch.manual_seed(3)
+        model, inputs = CASES[name]()
+        engine = PerExample(model)
+        with engine.batch(torch.zeros(0)):
+            model(*(x[:0] for x in inputs)).sum().backward()
+            assert all(not value.any() for value in engine.clipped_sums().values())
+
+
+def test_a_gradient_that_is_not_finite_contributes_nothing():
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    inputs = torch.randn(5, 3)
+    engine = PerExample(model)
+    with engine.batch(torch.ones(4)):
+        model(inputs[[0, 1, 3, 4]]).sum().backward()
+        expected = engine.clipped_sums()
+    for poison in (float("nan"), float("inf"), 1e38):
+        inputs[2] = poison
+        with engine.batch(torch.ones(5)):
+            model(inputs).sum().backward()
+            found = engine.clipped_sums()
+        if poison == 1e38:
+            continue  # finite: clipped like any other
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name])
+
+
+def test_huge_gradients_are_clipped_not_lost():
+    model = nn.Linear(2, 1, bias=False)
+    engine = PerExample(model)
+    with engine.batch(torch.ones(1)):
+        (model(torch.full((1, 2), 1e15)) * 1e10).sum().backward()
+        assert engine.clipped_sums()["weight"].norm() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_a_parameter_used_outside_of_its_module_is_refused():
+    class Outside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(5, 3)
+
+        def forward(self, x):
+            return F.linear(self.words(x), self.words.weight)
+
+    model = Outside()
+    engine = PerExample(model)
+    with engine.batch(torch.ones(4)), pytest.raises(SartorError, match=r"words\.weight .* outside of the module"):
+        model(tokens(4, 2, most=5)).sum().backward()
+        engine.clipped_sums()
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "mixes the examples"),
+        (lambda: nn.Sequential(nn.SyncBatchNorm(3)), "mixes the examples"),
+        (lambda: nn.InstanceNorm1d(3, affine=True, track_running_stats=True), "track_running_stats"),
+        (lambda: nn.LSTM(3, 3), "DPLSTM"),
+        (lambda: nn.MultiheadAttention(4, 2), "batch_first"),
+        (lambda: nn.Embedding(3, 3, max_norm=1.0), "max_norm"),
+        (lambda: nn.LazyLinear(3), "not initialised"),
+        (lambda: nn.ReLU(), "no trainable parameters"),
+        (lambda: frozen(nn.Linear(2, 2), "weight", "bias"), "no trainable parameters"),
+        (lambda: nn.Linear(2, 2, dtype=torch.complex64), "complex"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_the_reason(model, reason):
+    with pytest.raises(SartorError, match=reason):
+        PerExample(model())
+
+
+def test_rows_that_are_not_examples_are_refused_by_name():
+    model = nn.Sequential(nn.Flatten(0, 1), nn.Linear(3, 2))
+    engine = PerExample(model)
+    with engine.batch(torch.ones(4)), pytest.raises(SartorError, match="1 put out 8 rows for a batch of 4"):
+        model(torch.randn(4, 2, 3))
+
+
+def test_requires_grad_is_restored_when_a_forward_fails():
+    model = nn.Linear(3, 2)
+    engine = PerExample(model)
+    with engine.batch(torch.ones(4)), pytest.raises(RuntimeError):
+        model(torch.randn(4, 5))
+    assert model.weight.requires_grad
+
+
+def test_no_weight_gradient_is_computed():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    engine = PerExample(model)
+    with engine.batch(torch.ones(4)):
+        output = model(torch.randn(4, 3))
+        waiting, seen = [output.grad_fn], set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            assert getattr(node, "variable", engine._anchor) is engine._anchor
+            waiting += [parent for parent, _ in node.next_functions]
+
+
+def test_evaluation_is_not_recorded():
+    model = nn.Linear(3, 2)
+    engine = PerExample(model)
+    with engine.batch(torch.ones(4)):
+        with torch.no_grad():
+            model(torch.randn(9, 3))
+        model(torch.randn(4, 3)).sum().backward()
+        engine.clipped_sums()
+    model(torch.randn(9, 3)).sum().backward()
+    assert model.weight.grad is not None
+
+
+def test_bfloat16_autocast_agrees_to_its_precision():
+    torch.manual_seed(5)
+    model, inputs = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)), torch.randn(6, 1, 6, 6)
+    engine = PerExample(model)
+    found = []
+    for enabled in (False, True):
+        with engine.batch(torch.full((6,), 0.5)), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            model(inputs).float().square().sum().backward()
+            found.append(engine.clipped_sums())
+    for name in found[0]:
+        assert found[1][name].dtype == torch.float32
+        assert (found[0][name] - found[1][name]).norm() < 0.03 * found[0][name].norm()
+
+
+def test_recorded_choices_are_kept():
+    model = copy.deepcopy(nn.Conv2d(3, 4, 3))
+    engine = PerExample(nn.Sequential(model), kernels=Kernels({"0.weight": "grouped"}, measure=True))
+    with engine.batch(torch.ones(2)):
+        engine.model(torch.randn(2, 3, 6, 6)).sum().backward()
+        engine.clipped_sums()
+    assert engine.kernels.chosen == {"0.weight": "grouped"}
