@@ -1,0 +1,62 @@
+"""One shape for all data: training rows that belong to holders, test rows that are public, and what a model must know of both.
+
+Inputs are float32, or int64 where they are tokens; labels are int64. Row i of `train` belongs to holder i, and `budgets` and `holders`,
+where there are any, are in the order of those rows. Nothing here prints a record, a key or a budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import TensorDataset
+
+from sartor.budgets import Budgets
+from sartor.errors import SartorError
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Data:
+    """Training and test rows, the classes, the shape of one input, and who holds the rows.
+
+    `vocabulary` is how many tokens there are, padding (token 0) included, where inputs are tokens. `holders` are the keys of the training
+    rows, where the source has any. `notes` say in words what a reader of results should know about the source.
+    """
+
+    name: str
+    train: TensorDataset
+    test: TensorDataset
+    classes: int
+    shape: tuple[int, ...]
+    vocabulary: int | None = None
+    holders: tuple[str, ...] | None = None
+    budgets: Budgets | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what, rows in (("keys of holders", self.holders), ("budgets", self.budgets)):
+            if rows is not None and len(rows) != len(self.train):
+                raise SartorError(f"{self.name} has {len(self.train)} training rows but {len(rows)} {what}; give one for each row.")
+        for part, pairs in (("training", self.train), ("test", self.test)):
+            inputs, labels = pairs.tensors
+            if tuple(inputs.shape[1:]) != self.shape:
+                raise SartorError(f"the {part} rows of {self.name} have shape {tuple(inputs.shape[1:])} instead of {self.shape}.")
+            outside = int(((labels < 0) | (labels >= self.classes)).sum())
+            if outside:
+                raise SartorError(f"{outside} {part} rows of {self.name} have a label outside 0 to {self.classes - 1}.")
+
+    def __repr__(self) -> str:
+        rows = f"{len(self.train)} training and {len(self.test)} test rows"
+        tokens = f", {self.vocabulary} tokens" if self.vocabulary else ""
+        return f"Data({self.name}: {rows} of shape {self.shape}, {self.classes} classes{tokens})"
+
+
+def dataset(inputs: NDArray[np.generic] | torch.Tensor, labels: NDArray[np.generic]) -> TensorDataset:
+    """Inputs and labels as tensors of one row each: integers become int64 tokens, everything else float32."""
+    x = inputs if isinstance(inputs, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(inputs))
+    y = torch.from_numpy(np.array(labels, np.int64))
+    if len(x) != len(y):
+        raise SartorError(f"there are {len(x)} inputs but {len(y)} labels.")
+    return TensorDataset(x.to(torch.float32 if x.is_floating_point() else torch.int64), y)

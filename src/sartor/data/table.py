@@ -1,0 +1,281 @@
+"""A table of one's own as data: which columns are features, whose row it is, and what each holder allows.
+
+Bounds, categories and classes should be given: they are then public, and features reveal nothing but what training protects. What is not
+given is taken from the training rows, which no budget covers, and the warning `PrivateScaling` names the columns. Test rows should come
+from a file of their own, of people who agreed to that; otherwise some rows are held out, never trained on, and the warning `HeldOut` says
+that figures about them protect nobody. Messages name columns and count rows; they never show a value.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor.budgets import Budgets, Policy
+from sartor.data.columns import Features, is_missing, is_numeric, numbers, one_hot, scaled
+from sartor.data.dataset import Data, dataset
+from sartor.data.split import held_out
+from sartor.data.tables import Columns, read_columns
+from sartor.errors import SartorError, SartorWarning
+
+Bounds = Mapping[str, tuple[float, float]]
+Categories = Mapping[str, Sequence[str]]
+Rows = NDArray[np.intp]
+
+_MOST_CATEGORIES = 100
+
+
+class PrivateScaling(SartorWarning):
+    """Bounds, categories or classes were taken from private rows, which no budget covers."""
+
+
+class HeldOut(SartorWarning):
+    """Test rows were taken from the private table: figures about them are about people who are not protected."""
+
+
+def read_table(
+    path: str | os.PathLike[str],
+    target: str,
+    *,
+    features: Sequence[str] | None = None,
+    id_column: str | None = None,
+    budget_column: str | None = None,
+    policy: Policy | None = None,
+    delta: float | None = None,
+    bounds: Bounds | None = None,
+    categories: Categories | None = None,
+    classes: Sequence[str] | None = None,
+    test: str | os.PathLike[str] | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+    drop: Sequence[str] = (),
+) -> Data:
+    """Read a CSV or Parquet table with one row per record.
+
+    Features are the columns in `features`, otherwise all but the target, the id, the budget and `drop`. A number is clamped to its
+    `bounds` and scaled to [0, 1], a category is one-hot. A missing number (empty, "?" or NaN) becomes the middle of its bounds, and is an
+    error where bounds are not given; a missing or unlisted category is a row of zeros. `budget_column` holds epsilons, which need
+    `delta`, or levels of the `policy`. Rows that share an id are held out together.
+
+    Guarantee: with bounds, categories and classes given, a training row's features and label depend on that row alone.
+    Breaks if: `PrivateScaling` was warned of; or bounds, categories or classes were chosen by looking at the rows.
+    """
+    if not 0 <= test_share < 1:
+        raise SartorError(f"test_share must lie in [0, 1), not {test_share}.")
+    table = read_columns(path)
+    reserved = [column for column in (target, id_column, budget_column) if column is not None]
+    _check_columns(Path(path).name, table, [*reserved, *drop, *(features or ()), *(bounds or ()), *(categories or ())])
+    chosen = _features(table, features, reserved, drop)
+    holders = None if id_column is None else _keys(table[id_column], id_column)
+    train, test_rows = _split(len(table[target]), holders, 0.0 if test is not None else test_share, seed)
+    own = _taken(table, train)
+    if test is None:
+        public = _taken(table, test_rows)
+    else:
+        public = read_columns(test)
+        _check_columns(Path(test).name, public, [target, *chosen])
+    encoding = _encoding(own, chosen, target, bounds or {}, categories or {}, classes)
+    keys = None if holders is None else tuple(holders[row] for row in train)
+    budgets = None if budget_column is None else _budgets(own[budget_column], budget_column, policy, delta, keys, id_column)
+    training, testing = (dataset(encoding.inputs(part), encoding.labels(part)) for part in (own, public))
+    notes = _warned(encoding, len(test_rows), test is not None)
+    if keys is not None and len(set(keys)) < len(keys):
+        notes = (*notes, "Some holders have more than one row: protecting a row is less than protecting its holder.")
+    return Data(
+        Path(path).name.split(".")[0],
+        training,
+        testing,
+        classes=len(encoding.classes),
+        shape=tuple(training.tensors[0].shape[1:]),
+        holders=keys,
+        budgets=budgets,
+        notes=notes,
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class _Encoding:
+    """How columns become features, and what of that was taken from private rows."""
+
+    target: str
+    bounds: Mapping[str, tuple[float, float]]
+    categories: Mapping[str, Sequence[str]]
+    classes: Sequence[str]
+    columns: Sequence[str]
+    private: Mapping[str, Sequence[str]]
+
+    def inputs(self, table: Columns) -> Features:
+        return np.hstack([self._one(table[column], column) for column in self.columns])
+
+    def _one(self, texts: Sequence[str], column: str) -> Features:
+        if column in self.categories:
+            return one_hot(texts, self.categories[column])
+        return scaled(numbers(texts, column), *self.bounds[column])
+
+    def labels(self, table: Columns) -> NDArray[np.int64]:
+        position = {value: i for i, value in enumerate(self.classes)}
+        codes = np.array([position.get(text, -1) for text in table[self.target]], np.int64)
+        unknown = int((codes < 0).sum())
+        if unknown:
+            raise SartorError(f'{unknown} of {len(codes)} rows have none of the {len(self.classes)} classes in the column "{self.target}".')
+        return codes
+
+
+def _check_columns(name: str, table: Columns, wanted: Iterable[str]) -> None:
+    missing = sorted({column for column in wanted if column not in table})
+    if missing:
+        raise SartorError(f"{name} has no column {_listed(missing)}; it has {_listed(table)}.")
+
+
+def _features(table: Columns, features: Sequence[str] | None, reserved: Sequence[str], drop: Sequence[str]) -> list[str]:
+    if len(set(reserved)) < len(reserved):
+        raise SartorError("the target, the id and the budget must be three different columns.")
+    both = [column for column in features or () if column in reserved or column in drop]
+    if both:
+        raise SartorError(f"{_listed(both)} cannot be features: they are the target, the id, the budget or dropped.")
+    chosen = list(features) if features is not None else [column for column in table if column not in reserved and column not in drop]
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise SartorError("the table needs at least one column of features, and each of them once.")
+    return chosen
+
+
+def _keys(texts: Sequence[str], column: str) -> list[str]:
+    missing = sum(not text for text in texts)
+    if missing:
+        raise SartorError(f'{missing} of {len(texts)} rows have no key in the column "{column}": every row needs a holder.')
+    return list(texts)
+
+
+def _split(count: int, holders: Sequence[str] | None, share: float, seed: int) -> tuple[Rows, Rows]:
+    """Training and held-out rows; all rows of a holder are on the same side."""
+    owner: dict[str, int] = {}
+    unit = [owner.setdefault(key, len(owner)) for key in holders] if holders is not None else list(range(count))
+    units = len(owner) if holders is not None else count
+    test = min(max(round(share * units), 1), units - 1) if share else 0
+    if share and not test:
+        raise SartorError("one holder cannot be both trained on and held out; give a table of test rows (test=) or test_share=0.")
+    out = np.zeros(units, bool)
+    out[held_out(units, test, seed=seed)[1]] = True
+    of_row = out[np.array(unit, np.intp)]
+    return np.flatnonzero(~of_row), np.flatnonzero(of_row)
+
+
+def _taken(table: Columns, rows: Rows) -> Columns:
+    return {column: [values[row] for row in rows] for column, values in table.items()}
+
+
+def _encoding(
+    table: Columns, columns: Sequence[str], target: str, bounds: Bounds, categories: Categories, classes: Sequence[str] | None
+) -> _Encoding:
+    ranges, lists = _checked_bounds(bounds), {column: _distinct(given, column) for column, given in categories.items()}
+    twice = sorted(set(ranges) & set(lists))
+    if twice:
+        raise SartorError(f"{_listed(twice)} cannot have both bounds and categories.")
+    private: dict[str, list[str]] = {"bounds": [], "categories": [], "classes": []}
+    for column in columns:
+        if column in lists:
+            if not set(lists[column]) & set(table[column]):
+                raise SartorError(f'none of the categories given for the column "{column}" is in it; check how they are spelled.')
+        elif column in ranges:
+            continue
+        elif is_numeric(table[column]):
+            ranges[column] = _seen_bounds(table[column], column)
+            private["bounds"].append(column)
+        else:
+            lists[column] = _seen_categories(table[column], column)
+            private["categories"].append(column)
+    if classes is None:
+        classes = _seen_classes(table[target], target)
+        private["classes"].append(target)
+    return _Encoding(target, ranges, lists, _distinct(classes, target), columns, private)
+
+
+def _checked_bounds(bounds: Bounds) -> dict[str, tuple[float, float]]:
+    for column, pair in bounds.items():
+        if len(pair) != 2 or not (math.isfinite(pair[0]) and math.isfinite(pair[1]) and pair[0] < pair[1]):
+            raise SartorError(f'the bounds of the column "{column}" must be two finite numbers, the lower one first.')
+    return {column: (float(low), float(high)) for column, (low, high) in bounds.items()}
+
+
+def _distinct(values: Sequence[str], column: str) -> list[str]:
+    texts = [str(value).strip() for value in values]
+    if len(set(texts)) < len(texts) or not texts:
+        raise SartorError(f'the categories or classes of the column "{column}" must be listed once each.')
+    return texts
+
+
+def _seen_bounds(texts: Sequence[str], column: str) -> tuple[float, float]:
+    values = numbers(texts, column)
+    unknown = int((~np.isfinite(values)).sum())
+    if unknown:
+        raise SartorError(f'{unknown} of {len(texts)} rows have no finite number in the column "{column}": give its bounds, or drop it.')
+    return float(values.min()), float(values.max())
+
+
+def _seen_categories(texts: Sequence[str], column: str) -> list[str]:
+    seen = sorted({text for text in texts if not is_missing(text)})
+    if not seen:
+        raise SartorError(f'the column "{column}" has no values: drop it.')
+    if len(seen) > _MOST_CATEGORIES:
+        raise SartorError(f'the column "{column}" has more than {_MOST_CATEGORIES} different texts: list its categories, or drop it.')
+    return seen
+
+
+def _seen_classes(texts: Sequence[str], column: str) -> list[str]:
+    missing = sum(is_missing(text) for text in texts)
+    if missing:
+        raise SartorError(f'{missing} of {len(texts)} rows have no class in the column "{column}".')
+    seen = sorted(set(texts))
+    if is_numeric(seen):
+        if any(not float(text).is_integer() for text in seen):
+            raise SartorError(f'the column "{column}" holds measurements and not classes: choose another target, or list its classes.')
+        seen.sort(key=float)
+    if len(seen) < 2:
+        raise SartorError(f'the column "{column}" has a single class in the training rows: list the classes.')
+    return seen
+
+
+def _budgets(
+    texts: Sequence[str], column: str, policy: Policy | None, delta: float | None, keys: Sequence[str] | None, id_column: str | None
+) -> Budgets:
+    if keys is not None and len(set(keys)) < len(keys):
+        raise SartorError(
+            f'the column "{id_column}" names a holder in several rows, so a budget for each row would protect rows and not holders: '
+            "give one row per holder, or leave the id column out if rows are what is to be protected."
+        )
+    if policy is not None:
+        return Budgets.from_policy(policy, texts, holders=keys)
+    if any(is_missing(text) for text in texts) or not is_numeric(texts):
+        raise SartorError(f'the column "{column}" must hold a number in every row; if it holds levels, give the policy that has them.')
+    if delta is None:
+        raise SartorError(f'the epsilons in the column "{column}" need a delta.')
+    return Budgets(numbers(texts, column), delta=delta, holders=keys)
+
+
+def _warned(encoding: _Encoding, held: int, separate: bool) -> tuple[str, ...]:
+    """Warn of what was taken from private rows, and return the notes that say the same."""
+    notes = []
+    taken = [f"{what} of {_listed(columns)}" for what, columns in encoding.private.items() if columns]
+    if taken:
+        arguments = " and ".join(f"{what}=" for what, columns in encoding.private.items() if columns)
+        notes.append(f"The {'; the '.join(taken)} were taken from private rows, which no budget covers.")
+        warnings.warn(f"{notes[-1][:-1]}: give {arguments}, or a schema.", PrivateScaling, stacklevel=3)
+    if separate:
+        notes.append("Test rows come from a table of their own, which is taken to be public.")
+    elif held:
+        notes.append("Test rows were held out of the private table: accuracy on them is a figure about people who are not protected.")
+        warnings.warn(f"{notes[-1][:-1]}; give a public table (test=).", HeldOut, stacklevel=3)
+    else:
+        notes.append("There are no test rows.")
+    return tuple(notes)
+
+
+def _listed(columns: Iterable[str]) -> str:
+    return ", ".join(f'"{column}"' for column in columns)

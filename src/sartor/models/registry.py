@@ -1,0 +1,69 @@
+"""Models by name, and which one is usual for a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from sartor.errors import SartorError
+from sartor.models import images, resnet, tables, text
+
+_DENSE: dict[str, Callable[..., nn.Module]] = {
+    "cifar-cnn": images.cifar_cnn,
+    "digits-cnn": images.digits_cnn,
+    "logistic": tables.logistic,
+    "mnist-cnn": images.mnist_cnn,
+    "resnet18-gn": resnet.resnet18_gn,
+}
+_TOKENS: dict[str, Callable[..., nn.Module]] = {
+    "char-lstm": text.char_lstm,
+    "embedding": text.embedding,
+    "transformer": text.transformer,
+}
+_USUAL = {
+    "cifar10": "cifar-cnn",
+    "digits": "digits-cnn",
+    "fashion-mnist": "mnist-cnn",
+    "imdb": "embedding",
+    "mnist": "mnist-cnn",
+    "names": "char-lstm",
+    "snli": "embedding",
+    "svhn": "cifar-cnn",
+}
+
+
+def available() -> tuple[str, ...]:
+    """The names that `build` knows."""
+    return tuple(sorted((*_DENSE, *_TOKENS)))
+
+
+def build(name: str, *, shape: Sequence[int], classes: int, vocabulary: int | None = None) -> nn.Module:
+    """A fresh model for inputs of this shape; `vocabulary` is the number of tokens, where inputs are tokens.
+
+    Example:
+        >>> model = build("mnist-cnn", shape=(1, 28, 28), classes=10)
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        26010
+    """
+    if name not in available():
+        raise SartorError(f'there is no model "{name}"; there are {", ".join(available())}.')
+    if classes < 2 or any(size < 1 for size in shape) or not shape:
+        raise SartorError(f"a model needs at least two classes and a shape of positive sizes, not {classes} and {tuple(shape)}.")
+    if name in _DENSE:
+        if vocabulary is not None:
+            raise SartorError(f"{name} reads numbers, and these inputs are tokens; choose {', '.join(_TOKENS)}.")
+        return _DENSE[name](shape=shape, classes=classes)
+    if vocabulary is None:
+        raise SartorError(f"{name} reads tokens and needs the size of their vocabulary; for numbers choose {', '.join(_DENSE)}.")
+    return _TOKENS[name](shape=shape, classes=classes, vocabulary=vocabulary)
+
+
+def default_for(dataset: str) -> str:
+    """The usual model for a data set; logistic regression for tables.
+
+    Example:
+        >>> default_for("mnist"), default_for("adult")
+        ('mnist-cnn', 'logistic')
+    """
+    return _USUAL.get(dataset, "logistic")
