@@ -9,12 +9,27 @@ True
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from sartor.budgets import Budgets, Policy
 from sartor.errors import Infeasible, InvalidBudget, NoNoise, Overspent, RarelyUsed, SartorError, SartorWarning
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian, exposure_from_json
 from sartor.plans import Plan, plan, schemes
 
+if TYPE_CHECKING:
+    from sartor.sgd import fit, make_private
+
 __version__ = "0.1.0"
+
+_LATER = {"fit": "sartor.sgd", "make_private": "sartor.sgd"}  # what needs torch is imported when it is first asked for
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'sartor' has no attribute {name!r}")
+
 
 __all__ = [
     "Budgets",
@@ -33,6 +48,8 @@ __all__ = [
     "SartorWarning",
     "__version__",
     "exposure_from_json",
+    "fit",
+    "make_private",
     "plan",
     "schemes",
 ]

@@ -1,1 +1,27 @@
-"""Training by stochastic gradient descent."""
+"""Training by stochastic gradient descent under a plan: draw, clip, sum, add noise, step."""
+
+from sartor.sgd.account import Account
+from sartor.sgd.checkpoint import OtherEnvironment
+from sartor.sgd.loader import PrivateLoader
+from sartor.sgd.optimizer import PrivateOptimizer
+from sartor.sgd.private import make_private, release
+from sartor.sgd.run import Exhausted, OutOfTurn
+from sartor.sgd.stream import Stream
+from sartor.sgd.training import Progress, Result, Sensitive, evaluate, fit
+
+__all__ = [
+    "Account",
+    "Exhausted",
+    "OtherEnvironment",
+    "OutOfTurn",
+    "PrivateLoader",
+    "PrivateOptimizer",
+    "Progress",
+    "Result",
+    "Sensitive",
+    "Stream",
+    "evaluate",
+    "fit",
+    "make_private",
+    "release",
+]

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,7 +130,7 @@ class PerExample:
                 continue
             tensor = leaf if leaf.requires_grad else _Start.apply(leaf, self._anchor)  # type: ignore[no-untyped-call]
             tensor = self._examples_first(unit, tensor)
-            tensor.register_hook(lambda gradient, at=len(noted.outputs): noted.receive(at, gradient))
+            tensor.register_hook(partial(noted.receive, len(noted.outputs)))
             noted.outputs.append(tensor.detach())
             leaves[i] = tensor
         self._noted[place].append(noted)
@@ -145,8 +146,8 @@ class PerExample:
         if seen == 1:
             return output.expand(*output.shape[: unit.first], examples, *output.shape[unit.first + 1 :])
         raise SartorError(
-            f"{unit.name or 'the model'} put out {seen} rows for a batch of {examples} examples: every layer must keep the examples in dimension "
-            f"{unit.first}, and the model must be given the batch that was drawn."
+            f"{unit.name or 'the model'} put out {seen} rows for a batch of {examples} examples: every layer must keep the examples in "
+            f"dimension {unit.first}, and the model must be given the batch that was drawn."
         )
 
     @contextmanager
@@ -206,12 +207,25 @@ class PerExample:
                 sums[name] = sums[name] + part.weighted(factors).reshape(sums[name].shape)
         return sums, norms
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward pass through the model was seen since the batch was opened."""
+        return any(call.gradients for calls in self._noted.values() for call in calls)
+
+    @torch.no_grad()
+    def norms_by_parameter(self) -> dict[str, Tensor]:
+        """For each parameter that was used, each example's gradient norm (of private data: sensitive); ends the batch."""
+        noted = dict(self._noted)
+        self.close()
+        return {name: part.squared_norms.sqrt() for name, part in self._parts(noted, None)}
+
     def _refuse_foreign_gradients(self) -> None:
         for name, parameter in self.parameters.items():
-            if parameter.grad is not None:
+            if parameter.grad is not None and bool(parameter.grad.any()):
                 raise SartorError(
-                    f"{name} has a gradient that was not formed per example: it is used outside of the module that owns it, or a backward pass ran "
-                    "outside of a drawn batch; use parameters through their modules (share a module to tie weights), and call zero_grad first."
+                    f"{name} has a gradient that was not formed per example: it is used outside of the module that owns it, or a "
+                    "backward pass ran outside of a drawn batch; use parameters through their modules (share a module to tie weights), and "
+                    "call zero_grad first."
                 )
 
     def _parts(self, noted: Mapping[int, Sequence[_Noted]], chosen: Tensor | None) -> list[tuple[str, Part]]:

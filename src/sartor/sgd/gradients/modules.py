@@ -56,8 +56,8 @@ def _walk(module: nn.Module, name: str, first: int) -> Iterator[Watched]:
                 _refuse(child, f"{name}.{inside}")
                 if isinstance(child, nn.Dropout) and child.p > 0:
                     raise SartorError(
-                        f"{name or 'the model'} owns parameters beside a Dropout inside it, so its gradients would be formed under other random "
-                        "drops than its outputs were; move the parameters into a layer of their own, or set the dropout to 0."
+                        f"{name or 'the model'} owns parameters beside a Dropout inside it, so its gradients would be formed under other "
+                        "random drops than its outputs were; move the parameters into a layer of their own, or set the dropout to 0."
                     )
             yield Watched(name, module, wanted, general, first)
         return

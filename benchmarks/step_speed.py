@@ -1,0 +1,243 @@
+"""How long a private step takes, as a multiple of a plain SGD step, beside what a user could take instead: in one run on one machine.
+
+    python benchmarks/step_speed.py                  # all four networks
+    python benchmarks/step_speed.py --only mnist     # one of them
+    python benchmarks/step_speed.py --memory         # also the peak memory of each, in a process of its own
+
+Steps are whole: forward, backward, clip, sum, noise (cryptographic in ours) and update, on the same batch. Every contender takes one step
+in turn, many times over; the best time of each counts. The networks are those of the paper as a user would write them, with torch's own
+pooling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+import sartor
+from sartor.models import build
+
+CLIP, NOISE, LR = 0.2, 2.0, 0.1
+
+
+def mnist() -> nn.Module:
+    """26,010 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 8, 2, padding=3), nn.Tanh(), nn.MaxPool2d(2, 1), nn.Conv2d(16, 32, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1),
+        nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+def image(channels: int, side: int, examples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of images."""
+    return torch.randn(examples, channels, side, side), torch.randint(0, 10, (examples,))
+
+
+def tokens(length: int, examples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of texts."""
+    return torch.randint(1, 10_000, (examples, length)), torch.randint(0, 2, (examples,))
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, torch.Tensor]]]] = {
+    "mnist": (mnist, lambda: image(1, 28, 512)),
+    "mnist, quick pooling": (lambda: build("mnist-cnn", shape=(1, 28, 28), classes=10), lambda: image(1, 28, 512)),
+    "cifar": (lambda: build("cifar-cnn", shape=(3, 32, 32), classes=10), lambda: image(3, 32, 256)),
+    "embedding": (lambda: build("embedding", shape=(256,), classes=2, vocabulary=10_000), lambda: tokens(256, 256)),
+    "transformer": (lambda: build("transformer", shape=(64,), classes=2, vocabulary=10_000), lambda: tokens(64, 64)),
+}
+
+
+def plain(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    """SGD without privacy."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def ours(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    """Sartor, from the draw on; the batch is replaced by the common one, so that all work on the same records."""
+    holders = 2 * len(x)
+    budgets = sartor.Budgets.from_groups([(2.0, holders // 2), (8.0, holders // 2)], delta=1e-5)
+    plan = sartor.plan(budgets, "scale", steps=100_000, batch=len(x), clip=CLIP, accountant="rdp")
+    data = torch.utils.data.TensorDataset(torch.zeros(holders, 1), torch.zeros(holders))
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    model, private, _ = sartor.make_private(model, optimizer, data, budgets, plan)
+    clips = torch.full((len(x),), CLIP)
+    from sartor.sgd.run import Piece
+
+    def step() -> None:
+        private.run.begin(Piece(private.run.steps, range(len(x)), clips, True, True, 0))
+        private.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        private.step()
+
+    return step
+
+
+def opacus_hooks(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    """Opacus with per-example gradients from hooks."""
+    wrapped = GradSampleModule(model)
+    optimizer = DPOptimizer(
+        torch.optim.SGD(wrapped.parameters(), lr=LR), noise_multiplier=NOISE, max_grad_norm=CLIP, expected_batch_size=len(x)
+    )
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(wrapped(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def opacus_ghost(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    """Opacus with norms from products and a second backward pass."""
+    wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
+    optimizer = DPOptimizerFastGradientClipping(
+        torch.optim.SGD(wrapped.parameters(), lr=LR), noise_multiplier=NOISE, max_grad_norm=CLIP, expected_batch_size=len(x)
+    )
+    loss = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(reduction="mean"), loss_reduction="mean")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(wrapped(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def torch_func(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    """Per-example gradients by vmap, clipped, summed and noised by hand."""
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+
+    def loss(values: dict[str, torch.Tensor], one: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(functional_call(model, values, (one[None],)), label[None])
+
+    each = vmap(grad(loss), in_dims=(None, 0, 0))
+
+    def step() -> None:
+        found = each(parameters, x, y)
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in found.values()]).norm(dim=0)
+        factors = torch.clamp(CLIP / norms, max=1.0)
+        with torch.no_grad():
+            for name, value in parameters.items():
+                total = torch.einsum("b,b...->...", factors, found[name])
+                value -= LR * (total + NOISE * CLIP * torch.randn_like(total)) / len(x)
+
+    return step
+
+
+CONTENDERS = {"plain SGD": plain, "sartor": ours, "Opacus, hooks": opacus_hooks, "Opacus, ghost": opacus_ghost, "torch.func": torch_func}
+
+
+def measure(network: str, repeats: int) -> dict[str, float | None]:
+    """Best seconds per step of each contender."""
+    make, batch = NETWORKS[network]
+    x, y = batch()
+    torch.manual_seed(0)
+    start = make().state_dict()
+    steps: dict[str, Callable[[], None]] = {}
+    best: dict[str, float | None] = {}
+    for name, contender in CONTENDERS.items():
+        model = make()
+        model.load_state_dict(start)
+        try:
+            step = contender(model, x, y)
+            step()
+            step()
+        except Exception as error:
+            print(f"{name} cannot train {network}: {type(error).__name__}", file=sys.stderr)
+            best[name] = None
+            continue
+        steps[name] = step
+    for _ in range(repeats):
+        for name, step in steps.items():
+            begin = time.perf_counter()
+            step()
+            seconds = time.perf_counter() - begin
+            best[name] = min(best.get(name) or seconds, seconds)
+    return {name: best.get(name) for name in CONTENDERS}
+
+
+def peak(network: str, contender: str) -> float | None:
+    """Peak memory in MB that three steps need beyond the start of the process that takes them."""
+    command = [sys.executable, __file__, "--peak-of", f"{network}|{contender}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return float(done.stdout) if done.returncode == 0 else None
+
+
+def _own_peak(network: str, contender: str) -> float:
+    make, batch = NETWORKS[network]
+    x, y = batch()
+    model = make()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = CONTENDERS[contender](model, x, y)
+    for _ in range(3):
+        step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=NETWORKS, action="append")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if asked.peak_of:
+        print(_own_peak(*asked.peak_of.split("|")))
+        return
+    rows = []
+    for network in asked.only or NETWORKS:
+        seconds = measure(network, asked.repeats)
+        base = seconds["plain SGD"]
+        assert base is not None
+        memory = {name: peak(network, name) if asked.memory else None for name in CONTENDERS}
+        rows.append(
+            {
+                "network": network,
+                "milliseconds": {name: None if value is None else 1e3 * value for name, value in seconds.items()},
+                "ratio": {name: None if value is None else value / base for name, value in seconds.items()},
+                "megabytes": memory,
+            }
+        )
+    if asked.json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(title=f"a step, as a multiple of a plain SGD step ({torch.get_num_threads()} threads)")
+    for column in ("network", "plain SGD", *list(CONTENDERS)[1:]):
+        table.add_column(column, justify="right")
+    for row in rows:
+        cells = [f"{row['milliseconds']['plain SGD']:.1f} ms"]  # type: ignore[index]
+        for name in list(CONTENDERS)[1:]:
+            ratio, size = row["ratio"][name], row["megabytes"][name]  # type: ignore[index]
+            cells.append("-" if ratio is None else f"{ratio:.2f}" + (f" ({size:.0f} MB)" if size is not None else ""))
+        table.add_row(str(row["network"]), *cells)
+    Console(width=130).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Any torch optimizer, fed with noisy gradients alone.
+
+It is an `Optimizer` for schedulers and everything else that asks; groups, state and defaults are those of the one inside. Its step takes
+the gradient from the run, never from autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from sartor.errors import SartorError
+from sartor.sgd.account import Account
+from sartor.sgd.run import Run
+
+
+class PrivateOptimizer(Optimizer):
+    """An optimizer whose steps are those of a plan. Made by `sartor.make_private`."""
+
+    def __init__(self, optimizer: Optimizer, run: Run) -> None:  # the parent's state is the inner optimizer's, so it is not set up twice
+        self.inner = optimizer
+        self.run = run
+        self._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
+        self._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The inner optimizer's."""
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The inner optimizer's."""
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The inner optimizer's."""
+        return self.inner.defaults
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Finish the batch at hand; after its last piece, move the parameters along the noisy gradient."""
+        if closure is not None:
+            raise SartorError("a closure would look at the batch several times; call backward once, then step().")
+        gradients = self.run.finish()
+        if gradients is None:
+            return
+        for name, parameter in self.run.engine.parameters.items():
+            parameter.grad = gradients[name]
+        self.inner.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of the piece at hand."""
+        self.inner.zero_grad(set_to_none)
+        self.run.forget_backward()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: parameters are fixed when the run begins."""
+        raise SartorError("parameters cannot be added to a private run; make the model private with all of them.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inner optimizer's."""
+        self.inner.load_state_dict(state_dict)
+
+    def account(self) -> Account:
+        """What each group has spent so far."""
+        return self.run.account()
+
+    def __repr__(self) -> str:
+        return f"PrivateOptimizer({type(self.inner).__name__}, {self.run.account()!r})"
+
+
+def make(kind: str | Callable[[Any], Optimizer], parameters: Any, *, lr: float, momentum: float) -> Optimizer:
+    """An optimizer by name, or from a function of the parameters."""
+    if callable(kind):
+        return kind(parameters)
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+    if kind == "adam":
+        return torch.optim.Adam(parameters, lr=lr)
+    raise SartorError(f'the optimizer is "sgd", "adam" or a function of the parameters, not "{kind}".')

@@ -1,0 +1,141 @@
+"""`sartor.make_private`: a training loop becomes private by one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from sartor.budgets import Budgets
+from sartor.errors import SartorError
+from sartor.plans import Plan
+from sartor.sgd.gradients import Kernels, PerExample
+from sartor.sgd.loader import PrivateLoader, check_dataset
+from sartor.sgd.optimizer import PrivateOptimizer
+from sartor.sgd.run import Run, check_parameters
+from sartor.sgd.sampling import PoissonSampler
+from sartor.sgd.stream import Stream
+
+_private: WeakSet[nn.Module] = WeakSet()
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Dataset[Any],
+    budgets: Budgets,
+    plan: Plan,
+    *,
+    reduction: str = "mean",
+    collate: Callable[[list[Any]], Any] | None = None,
+    workers: int = 0,
+    max_physical_batch: int | str | None = None,
+    noise_draws: int = 1,
+    seed: int | None = None,
+    stream: Stream | None = None,
+    kernels: Mapping[str, str] | None = None,
+    check: bool = True,
+) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+    """The model, an optimizer and a loader that train it under a plan; the loop around them stays as it is.
+
+    `dataset` holds one record for each budget, in their order. `reduction` says how the loss reduces over a batch ("mean" or "sum").
+    `max_physical_batch` cuts batches to what fits into memory ("auto" finds out); `noise_draws` of 4, say, defends against attacks on the
+    low bits of noise. `seed` is for tests: a seeded run is not private, and its account says so. `check` compares the first step with a
+    naive loop and is worth its milliseconds.
+
+    Guarantee, proof and limits: see `sartor.sgd.run`.
+
+    >>> import sartor, torch
+    >>> data = torch.utils.data.TensorDataset(torch.randn(200, 4), torch.randint(0, 2, (200,)))
+    >>> budgets = sartor.Budgets.from_groups([(1.0, 100), (4.0, 100)], delta=1e-3)
+    >>> plan = sartor.plan(budgets, steps=3, batch=20)
+    >>> model = torch.nn.Linear(4, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> model, optimizer, loader = sartor.make_private(model, optimizer, data, budgets, plan)
+    >>> for x, y in loader:
+    ...     optimizer.zero_grad()
+    ...     torch.nn.functional.cross_entropy(model(x), y).backward()
+    ...     optimizer.step()
+    >>> optimizer.account()
+    Account(3 of 3 steps)
+    """
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise SartorError(
+            "a model spread over devices draws and sums per device, which is not supported yet; make the plain model private."
+        )
+    if model in _private:
+        raise SartorError("this model is being trained privately already; a second run on it would release it twice.")
+    if isinstance(optimizer, PrivateOptimizer):
+        raise SartorError("this optimizer belongs to another private run; make a new one.")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise SartorError("LBFGS looks at a batch several times per step, which the plan does not account for; use SGD or Adam.")
+    check_dataset(dataset, len(budgets))
+    check_parameters(model, optimizer)
+    source = stream if stream is not None else Stream(seed)
+    sampler = PoissonSampler(plan, budgets, source)
+    engine = PerExample(model, kernels=Kernels(kernels, measure=not source.seeded))
+    try:
+        size = _physical(max_physical_batch, engine, dataset, collate)
+        run = Run(plan, engine, source, reduction=reduction, noise_draws=noise_draws, check=check)
+    except BaseException:
+        engine.detach()
+        raise
+    _private.add(model)
+    loader = PrivateLoader(run, sampler, dataset, collate=collate, workers=workers, max_physical_batch=size)
+    return model, PrivateOptimizer(optimizer, run), loader
+
+
+def release(model: nn.Module, optimizer: PrivateOptimizer) -> nn.Module:
+    """The plain model again, without the hooks of its run, which ends here."""
+    optimizer.run.engine.detach()
+    optimizer.run.steps = optimizer.run.plan.steps
+    _private.discard(model)
+    return model
+
+
+def _physical(asked: int | str | None, engine: PerExample, dataset: Any, collate: Any) -> int | None:
+    if asked is None:
+        return None
+    if asked == "auto":
+        return _fitting(engine, dataset, collate)
+    if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1:
+        raise SartorError(f'the largest physical batch is a whole number of 1 or more, or "auto", not {asked!r}.')
+    return asked
+
+
+def _fitting(engine: PerExample, dataset: Any, collate: Any) -> int:
+    """How many examples a quarter of the free memory holds: inputs, outputs and their gradients, and formed gradients of all parameters."""
+    batch = (
+        [t[:1] for t in dataset.tensors]
+        if type(dataset) is TensorDataset and collate is None
+        else (collate or default_collate)([dataset[0]])
+    )
+    leaves, _ = tree_flatten(batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    seen = 0
+
+    def count(module: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal seen
+        flat, _ = tree_flatten((inputs, output))
+        seen += sum(t.numel() * t.element_size() for t in flat if isinstance(t, Tensor))
+
+    hooks = [module.register_forward_hook(count) for module in engine.model.modules()]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            engine.model(tensors[0])
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise SartorError(
+            "the model does not take a record's first tensor alone, so its memory cannot be measured; give a number."
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    each = 3 * seen + 4 * sum(p.numel() for p in engine.parameters.values())
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, free // 4 // each)

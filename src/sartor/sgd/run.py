@@ -1,0 +1,146 @@
+"""One run of a plan: where it stands, and the only place where a sum gets its noise.
+
+Loader and optimizer share a run. The loader opens a batch (or a piece of one), the forward and backward pass fill it, the optimizer's step
+closes it; the run refuses every other order.
+
+Guarantee: for each holder, (epsilon, delta)-DP at their own budget under zeroing everything of theirs, for all models that the run ever
+    showed, together.
+Proof: at each step each holder is drawn by an independent coin at their group's rate (`sampling`), their gradient enters the sum with norm
+    at most their group's clip (`gradients`), and Gaussian noise of the plan's deviation is added once per step before anything leaves.
+    What follows (division by the expected batch, the optimizer) looks at the noisy sum alone. The plan's accountant bounds the composition
+    of its steps, and no step beyond them is possible.
+Breaks if: the loss or code between modules mixes examples; the model is fed other records than those drawn; losses, norms or gradients seen
+    on the way are shown to anyone; a seed is given; the loader's batches are looked at to decide when to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from sartor.errors import SartorError
+from sartor.plans import Plan
+from sartor.sgd.account import Account
+from sartor.sgd.check import SelfCheck
+from sartor.sgd.gradients import PerExample
+from sartor.sgd.stream import Stream, normal
+
+
+class Exhausted(SartorError):
+    """The plan's steps are done: a further one would spend what nobody allowed."""
+
+
+class OutOfTurn(SartorError):
+    """A step without its batch, or a batch without its step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A batch, or as much of it as fits into memory: whom it holds, and each one's clip. Secret."""
+
+    step: int
+    indices: Sequence[int] = field(repr=False)
+    clips: Tensor = field(repr=False)
+    first: bool
+    last: bool
+    seed: int = field(repr=False)
+
+
+class Run:
+    """The state of one run: the steps taken, the batch under way, and the sums of its pieces."""
+
+    def __init__(self, plan: Plan, engine: PerExample, stream: Stream, *, reduction: str, noise_draws: int, check: bool) -> None:
+        if reduction not in ("mean", "sum"):
+            raise SartorError(f'a loss is reduced by "mean" or "sum", not by "{reduction}"; reduce a loss of "none" yourself.')
+        if noise_draws < 1:
+            raise SartorError("noise is the sum of 1 or more draws.")
+        self.plan, self.engine, self.stream = plan, engine, stream
+        self.reduction, self.noise_draws = reduction, noise_draws
+        self.steps = 0
+        self._piece: Piece | None = None
+        self._sums: dict[str, Tensor] = {}
+        self._check = SelfCheck(engine) if check else None
+
+    def account(self) -> Account:
+        """What has been spent so far, per group."""
+        return Account(self.plan, self.steps, self.stream.seeded)
+
+    def begin(self, piece: Piece) -> None:
+        """Open a piece that the loader hands out."""
+        if self._piece is not None:
+            raise OutOfTurn(
+                f"the batch of step {self._piece.step + 1} was not stepped: every batch, also an unlucky one, is followed by optimizer.step()."
+            )
+        if piece.step != self.steps:
+            raise OutOfTurn(f"this batch is of step {piece.step + 1}, but {self.steps} steps are done: iterate the loader anew.")
+        if piece.first:
+            self._sums = {}
+        for parameter in self.engine.parameters.values():
+            parameter.grad = None
+        self._piece = piece
+        self.engine.open(piece.clips)
+        if self._check is not None:
+            self._check.begin(len(piece.clips))
+
+    def abandon(self) -> None:
+        """Forget a batch that was handed out and not stepped: nothing of it was released, and the same one is handed out again."""
+        self._piece, self._sums = None, {}
+        self.engine.close()
+
+    def forget_backward(self) -> None:
+        """What `zero_grad` means here: the gradients noted for this piece are dropped."""
+        if self._piece is not None:
+            self.engine.open(self._piece.clips)
+
+    def finish(self) -> dict[str, Tensor] | None:
+        """Close the piece. After the last one of a batch: the noisy mean gradient, whose step is charged; before that None."""
+        piece = self._piece
+        if piece is None:
+            if self.steps >= self.plan.steps:
+                raise Exhausted(f"the plan's {self.plan.steps} steps are done.")
+            raise OutOfTurn("a step needs a batch from the private loader, and each batch is stepped once.")
+        if not self.engine.has_gradients:
+            raise OutOfTurn(
+                "no backward pass through the private model was seen for this batch; call loss.backward() before optimizer.step()."
+            )
+        if self._check is not None:
+            self._check.before_sums()
+        sums = self.engine.clipped_sums(len(piece.clips) if self.reduction == "mean" else 1.0)
+        if self._check is not None:
+            self._check.run()
+            self._check = None
+        self._sums = {name: value + self._sums[name] if self._sums else value for name, value in sums.items()}
+        self._piece = None
+        if not piece.last:
+            return None
+        # charged first: whatever happens from here on, the step counts
+        self.steps += 1
+        sums, self._sums = self._sums, {}
+        return self._noisy(sums, piece.step)
+
+    def _noisy(self, sums: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+        """The sums plus noise of the plan's deviation, one independent number for each coordinate, over the expected batch."""
+        total = sum(value.numel() for value in sums.values())
+        noise = torch.from_numpy(normal(self.stream.generator("noise", step), total, self.plan.noise, self.noise_draws))
+        found, start = {}, 0
+        for name, value in sums.items():
+            end = start + value.numel()
+            noisy = (value.double() + noise[start:end].view(value.shape)) / self.plan.batch
+            found[name] = noisy.to(self.engine.parameters[name].dtype)
+            start = end
+        return found
+
+
+def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Whether the optimizer moves exactly the model's trainable parameters."""
+    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trainable = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    missing = [name for key, name in trainable.items() if key not in moved]
+    if missing:
+        raise SartorError(f"{missing[0]} is trainable but the optimizer does not move it; freeze it (requires_grad_(False)) or add it.")
+    known = {id(p) for p in model.parameters()}
+    if not moved <= known:
+        raise SartorError("the optimizer moves parameters that are not the model's.")

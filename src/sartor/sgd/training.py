@@ -1,0 +1,281 @@
+"""`sartor.fit`: train a model under a plan in one call."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from sartor.budgets import Budgets
+from sartor.errors import SartorError
+from sartor.plans import Plan
+from sartor.sgd import checkpoint as saving
+from sartor.sgd.account import Account
+from sartor.sgd.loader import PrivateLoader
+from sartor.sgd.optimizer import PrivateOptimizer, make
+from sartor.sgd.private import make_private, release
+from sartor.sgd.stream import Stream
+
+_EVALUATED = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """What callbacks see after a step: nothing of the private data."""
+
+    step: int
+    steps: int
+    model: nn.Module
+    account: Callable[[], Account]
+
+
+@dataclass(frozen=True, eq=False)
+class Sensitive:
+    """Figures about the training data themselves: not protected by the guarantee, for research on data that may be shown."""
+
+    loss: NDArray[np.float64] = field(repr=False)
+    accuracy: NDArray[np.float64] = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A trained model, what it cost, and how it did on public data."""
+
+    model: nn.Module = field(repr=False)
+    account: Account
+    accuracy: float | None
+    history: list[dict[str, float]] = field(repr=False)
+    seconds: float
+    steps: int
+    stopped_early: bool = False
+    sensitive: Sensitive | None = field(default=None, repr=False)
+
+
+def fit(
+    model: nn.Module,
+    dataset: Dataset[Any],
+    budgets: Budgets,
+    plan: Plan,
+    *,
+    lr: float = 0.1,
+    optimizer: str | Callable[[Any], Optimizer] = "sgd",
+    momentum: float = 0.0,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    scheduler: Callable[[Optimizer], Any] | None = None,
+    public: Dataset[Any] | None = None,
+    every: int | None = None,
+    callbacks: Sequence[Callable[[Progress], object]] = (),
+    patience: int | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    seed: int | None = None,
+    progress: bool = True,
+    collate: Callable[[list[Any]], Any] | None = None,
+    workers: int = 0,
+    max_physical_batch: int | str | None = None,
+    noise_draws: int = 1,
+    sensitive: bool = False,
+) -> Result:
+    """Train `model` on `dataset`, whose records are pairs of input and target, under `plan`.
+
+    `public` is a data set that needs no protection: the model is evaluated on it every `every` steps and at the end, and `patience`
+    evaluations without a better accuracy end the run early (never by private data). `loss` may reduce by mean, by sum or not at all.
+    `scheduler` makes a learning-rate scheduler from the optimizer and steps with it. `checkpoint` is a folder; `resume` continues from it.
+    `sensitive` adds per-group loss and accuracy on the training data, which the guarantee does not cover.
+
+    >>> import sartor, torch
+    >>> data = torch.utils.data.TensorDataset(torch.randn(200, 4), torch.randint(0, 2, (200,)))
+    >>> budgets = sartor.Budgets.from_groups([(1.0, 100), (4.0, 100)], delta=1e-3)
+    >>> plan = sartor.plan(budgets, steps=5, batch=20)
+    >>> result = sartor.fit(torch.nn.Linear(4, 2), data, budgets, plan, lr=0.5, progress=False)
+    >>> result.account
+    Account(5 of 5 steps)
+    """
+    _check(every, patience, public, checkpoint, checkpoint_every, resume)
+    start = time.perf_counter()
+    measure = functional.cross_entropy if loss is None else loss
+    inner = make(optimizer, [p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
+    of = saving.fingerprint(plan, budgets, dataset) if checkpoint is not None else {}
+    found = saving.Checkpoint(checkpoint, of) if resume and checkpoint is not None else None
+    if seed is not None and found is None:
+        torch.manual_seed(seed)
+    stream = Stream(seed) if found is None else found.stream
+    model, private, loader = make_private(
+        model,
+        inner,
+        dataset,
+        budgets,
+        plan,
+        reduction="sum",
+        collate=collate,
+        workers=workers,
+        max_physical_batch=max_physical_batch,
+        noise_draws=noise_draws,
+        stream=stream,
+        kernels=None if found is None else found.kernels,
+    )
+    schedule = None if scheduler is None else scheduler(private)
+    if found is not None:
+        found.restore(private, loader, schedule)
+    history: list[dict[str, float]] = []
+    stopped = False
+
+    def save() -> None:
+        if checkpoint is not None:
+            saving.save_checkpoint(checkpoint, private, loader, of, schedule)
+
+    if found is None:
+        save()
+    training = [(module, module.training) for module in model.modules()]
+    model.train()
+    try:
+        with _bar(progress, plan.steps, private.run.steps) as advance:
+            for _ in _steps(model, private, loader, measure):
+                if schedule is not None:
+                    schedule.step()
+                done = private.run.steps
+                advance(done)
+                for callback in callbacks:
+                    callback(Progress(done, plan.steps, model, private.account))
+                if public is not None and every is not None and done % every == 0:
+                    history.append({"step": done, **evaluate(model, public, measure)})
+                    stopped = patience is not None and _stale(history, patience)
+                if checkpoint_every is not None and done % checkpoint_every == 0 and done < plan.steps:
+                    save()
+                if stopped:
+                    break
+        save()
+        account = private.account()
+    finally:
+        release(model, private)
+        for module, mode in training:
+            module.training = mode
+    if public is not None and (not history or history[-1]["step"] != account.steps):
+        history.append({"step": account.steps, **evaluate(model, public, measure)})
+    return Result(
+        model=model,
+        account=account,
+        accuracy=history[-1]["accuracy"] if public is not None else None,
+        history=history,
+        seconds=time.perf_counter() - start,
+        steps=account.steps,
+        stopped_early=stopped,
+        sensitive=_per_group(model, dataset, plan.groups_of(budgets), len(plan), measure, collate) if sensitive else None,
+    )
+
+
+def _check(every: int | None, patience: int | None, public: Any, checkpoint: Any, checkpoint_every: int | None, resume: bool) -> None:
+    for name, value in {"every": every, "patience": patience, "checkpoint_every": checkpoint_every}.items():
+        if value is not None and value < 1:
+            raise SartorError(f"{name} must be 1 or more, not {value}.")
+    if patience is not None and (public is None or every is None):
+        raise SartorError("stopping early needs public data and a number of steps between evaluations (public=, every=).")
+    if (resume or checkpoint_every is not None) and checkpoint is None:
+        raise SartorError("checkpoints need a folder (checkpoint=).")
+
+
+def _steps(model: nn.Module, optimizer: PrivateOptimizer, loader: PrivateLoader, measure: Callable[[Any, Any], Tensor]) -> Iterator[None]:
+    """Takes the run's remaining steps, one at a time."""
+    if not len(loader):
+        return
+    for batch in loader:
+        inputs, targets = _pair(batch)
+        done = optimizer.run.steps
+        optimizer.zero_grad()
+        _total(measure, model(inputs), targets).backward()
+        optimizer.step()
+        if optimizer.run.steps > done:
+            yield
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        raise SartorError("fit needs records that are pairs of input and target; for others, write the loop around make_private.")
+    return batch[0], batch[1]
+
+
+def _total(measure: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
+    """The sum of the examples' losses, however the loss reduces: a mean is undone, so that a clip means the same for every batch size."""
+    if measure is functional.cross_entropy:
+        return functional.cross_entropy(outputs, targets, reduction="sum")
+    value = measure(outputs, targets)
+    if value.dim():
+        return value.sum()
+    reduction = getattr(measure, "reduction", "mean")
+    return value if reduction == "sum" else value * len(targets)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Dataset[Any], measure: Callable[[Any, Any], Tensor] | None = None) -> dict[str, float]:
+    """Accuracy and mean loss on public data."""
+    right = wrong = 0.0
+    total = 0.0
+    was = model.training
+    model.eval()
+    try:
+        for inputs, targets in _batches(data, None):
+            outputs = model(inputs)
+            total += float(_total(measure or functional.cross_entropy, outputs, targets))
+            if isinstance(outputs, Tensor) and outputs.dim() == 2 and not targets.is_floating_point():
+                hits = float((outputs.argmax(1) == targets).sum())
+                right, wrong = right + hits, wrong + len(targets) - hits
+    finally:
+        model.train(was)
+    count = len(data)  # type: ignore[arg-type]
+    return {"accuracy": right / (right + wrong) if right + wrong else float("nan"), "loss": total / max(count, 1)}
+
+
+def _batches(data: Any, collate: Any) -> Iterator[Any]:
+    if type(data) is TensorDataset and collate is None:
+        yield from zip(*(tensor.split(_EVALUATED) for tensor in data.tensors), strict=True)
+    else:
+        yield from DataLoader(data, batch_size=_EVALUATED, collate_fn=collate)
+
+
+@torch.no_grad()
+def _per_group(model: nn.Module, data: Any, of: NDArray[np.intp], groups: int, measure: Any, collate: Any) -> Sensitive:
+    """Loss and accuracy of each group on its own training records."""
+    losses, hits, start = np.zeros(groups), np.zeros(groups), 0
+    model.eval()
+    for inputs, targets in _batches(data, collate):
+        outputs = model(inputs)
+        place = of[start : start + len(targets)]
+        start += len(targets)
+        each = functional.cross_entropy(outputs, targets, reduction="none")
+        np.add.at(losses, place, each.double().numpy())
+        np.add.at(hits, place, (outputs.argmax(1) == targets).double().numpy())
+    counts = np.bincount(of, minlength=groups)
+    return Sensitive(losses / counts, hits / counts)
+
+
+def _stale(history: Sequence[dict[str, float]], patience: int) -> bool:
+    best = max(range(len(history)), key=lambda i: history[i]["accuracy"])
+    return len(history) - 1 - best >= patience
+
+
+@contextmanager
+def _bar(wanted: bool, steps: int, done: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr, where somebody watches."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    if not wanted or not console.is_terminal:
+        yield lambda step: None
+        return
+    with Bar(TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task("training", total=steps, completed=done)
+        yield lambda step: bar.update(task, completed=step)
