@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from sartor import SartorError
-from sartor.models import available, build, default_for, from_config, images
+from sartor.models import available, build, default_for, from_config
 
 SHAPES = {
     "digits": ((1, 8, 8), 10, None),
@@ -203,13 +203,3 @@ def test_a_real_hugging_face_configuration_becomes_a_classifier():
     library = pytest.importorskip("transformers", reason="transformers is not installed")
     config = library.BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     assert from_config(config, 3)(torch.randint(0, 50, (2, 7))).shape == (2, 3)
-
-
-def test_the_maximum_of_neighbours_is_max_pooling_with_its_gradient():
-    inputs = torch.randn(3, 2, 6, 7, requires_grad=True)
-    ours, theirs = images.MaxOfNeighbours()(inputs), torch.nn.functional.max_pool2d(inputs, 2, 1)
-    assert torch.equal(ours, theirs)
-    weights = torch.randn_like(ours)
-    (found,) = torch.autograd.grad((ours * weights).sum(), inputs)
-    (expected,) = torch.autograd.grad((theirs * weights).sum(), inputs)
-    torch.testing.assert_close(found, expected)

@@ -10,15 +10,6 @@ from torch import Tensor, nn
 from sartor.errors import SartorError
 
 
-class MaxOfNeighbours(nn.Module):
-    """What MaxPool2d(2, stride=1) gives, by pairwise maxima: the same numbers, dozens of times faster on a CPU."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        """The largest of each 2x2 neighbourhood."""
-        rows = torch.maximum(images[..., 1:, :], images[..., :-1, :])
-        return torch.maximum(rows[..., 1:], rows[..., :-1])
-
-
 class ConvNet(nn.Module):
     """Convolutions, then a classifier with one hidden layer whose inputs follow from the shape of one image."""
 
@@ -42,10 +33,10 @@ def mnist_cnn(*, shape: Sequence[int], classes: int) -> nn.Module:
     features = nn.Sequential(
         nn.Conv2d(channels, 16, 8, stride=2, padding=3),
         nn.Tanh(),
-        MaxOfNeighbours(),
+        nn.MaxPool2d(2, 1),
         nn.Conv2d(16, 32, 4, stride=2),
         nn.Tanh(),
-        MaxOfNeighbours(),
+        nn.MaxPool2d(2, 1),
     )
     return ConvNet(features, shape=shape, hidden=32, classes=classes, activation=nn.Tanh)
 

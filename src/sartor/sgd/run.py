@@ -71,9 +71,7 @@ class Run:
     def begin(self, piece: Piece) -> None:
         """Open a piece that the loader hands out."""
         if self._piece is not None:
-            raise OutOfTurn(
-                f"the batch of step {self._piece.step + 1} was not stepped: every batch, also an unlucky one, is followed by optimizer.step()."
-            )
+            raise OutOfTurn(f"the batch of step {self._piece.step + 1} was not stepped: each batch is followed by optimizer.step().")
         if piece.step != self.steps:
             raise OutOfTurn(f"this batch is of step {piece.step + 1}, but {self.steps} steps are done: iterate the loader anew.")
         if piece.first:

@@ -77,6 +77,8 @@ class PerExample:
         self.kernels = Kernels() if kernels is None else kernels
         self.units = watched(model)
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        wide = any(p.dtype == torch.float64 for p in self.parameters.values())
+        self._precision = torch.float64 if wide else torch.float32
         self._names = {id(p): name for name, p in self.parameters.items()}
         self._owners = _owners(self.units, self._names)
         self._noted: dict[int, list[_Noted]] = defaultdict(list)
@@ -200,8 +202,9 @@ class PerExample:
             # rows that are not used must not touch the sums at all: zero times infinity is not zero
             everyone = everyone[usable]
             parts = self._parts(noted, everyone)
-        factors = scale * (1 - MARGIN) * torch.clamp(thresholds[everyone] / norms[everyone].clamp_min(1e-30), max=1.0)
-        sums = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in self.parameters.items()}
+        factors = scale * (1 - MARGIN) * torch.clamp(thresholds[everyone].double() / norms[everyone].clamp_min(1e-300), max=1.0)
+        factors = factors.to(self._precision)
+        sums = {name: torch.zeros_like(value, dtype=self._precision) for name, value in self.parameters.items()}
         if len(everyone):
             for name, part in parts:
                 sums[name] = sums[name] + part.weighted(factors).reshape(sums[name].shape)
@@ -269,8 +272,8 @@ class PerExample:
                 return value
             if unit.first:
                 value = value.transpose(0, unit.first)
-            if value.is_floating_point() and value.dtype != torch.float64:
-                value = value.float()
+            if value.is_floating_point():
+                value = value.to(self._precision)
             if len(value) == 1 and examples > 1 and not unit.is_general:
                 value = value.expand(examples, *value.shape[1:])
             if chosen is not None and len(value) == examples:
@@ -286,7 +289,7 @@ class PerExample:
         total = torch.zeros(examples, dtype=torch.float64)
         for _, part in parts:
             total = total + part.squared_norms
-        return total.sqrt().float()
+        return total.sqrt()
 
 
 def _detached(value: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-import torch
+from torch import Tensor
 
 from sartor.sgd.gradients.parts import Part
 from sartor.sgd.gradients.workspace import Workspace
@@ -25,15 +25,16 @@ class Kernels:
         self.measure = measure
         self.workspace = Workspace()
 
-    def choose(self, layer: str, ways: Mapping[str, Callable[[], Part]], otherwise: str, examples: int) -> Part:
-        """The part made in the way chosen for a layer; the first time, the fastest of all (or `otherwise`, where nothing is measured)."""
+    def choose(self, layer: str, ways: Mapping[str, Callable[[], Part]], otherwise: str, like: Tensor) -> Part:
+        """The part made in the way chosen for a layer; the first time, the fastest of all (or `otherwise`, where nothing is
+        measured); `like` has a row per example."""
         way = self.chosen.get(layer)
         if way is not None and way in ways:
             return ways[way]()
         if not self.measure or len(ways) == 1:
             self.chosen[layer] = otherwise
             return ways[otherwise]()
-        factors = torch.ones(examples)
+        factors = like.new_ones(len(like))
         seconds = dict.fromkeys(ways, float("inf"))
         for _ in range(REPEATS):
             for name, make in ways.items():

@@ -37,13 +37,13 @@ def convolution(call: Call) -> dict[str, Part]:
 
     def patches() -> Tensor:
         view = _patches(layer, _padded(layer, call.input), gradient.shape[2:])
-        return take("patches", tuple(view.shape)).copy_(view).reshape(examples * groups, prod(shape[1:]), positions)
+        return take("patches", tuple(view.shape), view.dtype).copy_(view).reshape(examples * groups, prod(shape[1:]), positions)
 
     def strided() -> Part:
         left = gradient.reshape(examples * groups, gradient.shape[1] // groups, positions)
         right = patches()
         # what is to be added to another call's must outlive it, so it does not lie in shared memory
-        into = None if call.form else take(f"{call.name}.formed", (examples * groups, left.shape[1], right.shape[1]))
+        into = None if call.form else take(f"{call.name}.formed", (examples * groups, left.shape[1], right.shape[1]), left.dtype)
         into = torch.bmm(left, right.transpose(1, 2), out=into)
         return Formed(into.reshape(examples, *shape))
 
@@ -74,7 +74,7 @@ def convolution(call: Call) -> dict[str, Part]:
     otherwise = "grouped" if prod(shape[1:]) >= 128 and positions >= 128 else "strided"
     if call.form and call.kernels.chosen.get(f"{call.name}.weight") == "ghost":
         return {**parts, "weight": strided()}
-    return {**parts, "weight": call.kernels.choose(f"{call.name}.weight", ways, otherwise, examples)}
+    return {**parts, "weight": call.kernels.choose(f"{call.name}.weight", ways, otherwise, gradient)}
 
 
 def _padded(layer: Convolution, inputs: Tensor) -> Tensor:

@@ -44,4 +44,4 @@ def _sequence(call: Call, inputs: Tensor, gradient: Tensor) -> Part:
     if call.form:
         return formed()
     cheaper = "ghost" if positions * (width + height) + width * height < 2 * width * height else "formed"
-    return call.kernels.choose(f"{call.name}.weight", {"formed": formed, "ghost": ghost}, cheaper, len(inputs))
+    return call.kernels.choose(f"{call.name}.weight", {"formed": formed, "ghost": ghost}, cheaper, inputs)
