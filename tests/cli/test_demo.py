@@ -1,72 +1,82 @@
-"""`sartor demo`: three plans for the papers' setting, as tables with their meaning or as one document."""
+"""`sartor demo`: no privacy, one budget for all, and individual budgets, side by side; one page with the plots."""
 
 import json
 import re
 
 import pytest
 
-import sartor
+from sartor.cli import main
+
+SCHEMES = ["none", "uniform", "sample", "scale"]
 
 
-@pytest.fixture
-def plans(run):
-    code, out, err = run("demo", "--json")
-    assert (code, err) == (0, "")
-    return {plan["scheme"]: plan for plan in json.loads(out, parse_constant=pytest.fail)["plans"]}
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The demo as people run it, once: its document, its page and what it said beside them."""
+    from contextlib import redirect_stderr, redirect_stdout
+    from io import StringIO
+
+    page = tmp_path_factory.mktemp("demo") / "page.html"
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as stop:
+        main(["demo", "--json", "--page", str(page)])
+    assert not stop.value.code
+    return json.loads(out.getvalue(), parse_constant=pytest.fail), page.read_text(), err.getvalue()
 
 
-def test_the_document_holds_three_plans_that_keep_every_budget(plans):
-    assert list(plans) == ["uniform", "scale", "sample"]
-    for plan in plans.values():
-        assert (plan["steps"], plan["batch"], plan["clip"], plan["accountant"]) == (9375, 512, 0.2, "pld")
-        assert [(group["epsilon"], group["holders"]) for group in plan["groups"]] == [(1, 20_400), (2, 25_800), (3, 13_800)]
-        assert all(group["spent"] <= group["epsilon"] for group in plan["groups"])
+def test_the_document_compares_four_schemes(whole):
+    document, _, err = whole
+    assert document.keys() == {"runs", "seconds"}
+    assert [run["scheme"] for run in document["runs"]] == SCHEMES
+    assert all(run.keys() == {"scheme", "accuracy", "accuracy_std", "groups"} for run in document["runs"])
+    assert re.fullmatch(r"wrote \S+page\.html\.\n", err)
 
 
-def test_its_figures_show_what_individual_budgets_buy(plans):
-    uniform, scale, sample = plans.values()
-    assert sample["noise_multiplier"] < scale["noise_multiplier"] < 0.7 * uniform["noise_multiplier"]
-    assert all(group["spent"] <= 1 for group in uniform["groups"])
-    for plan in (scale, sample):
-        assert all(group["spent"] >= 0.995 * group["epsilon"] for group in plan["groups"])
-    assert [group["excess"] for group in scale["groups"]] == [0, 0, 0]
-    assert sample["groups"][2]["excess"] > 0
+def test_individual_budgets_gain_more_than_two_and_a_half_points_over_uniform(whole):
+    accuracy = {run["scheme"]: run["accuracy"] for run in whole[0]["runs"]}
+    assert accuracy["uniform"] > 0.82  # a fair rival: as good as its best learning rate makes it
+    assert min(accuracy["sample"], accuracy["scale"]) >= accuracy["uniform"] + 0.025
+    assert accuracy["none"] >= max(accuracy["sample"], accuracy["scale"])
+    assert all(0 < run["accuracy_std"] < 0.05 for run in whole[0]["runs"])
 
 
-def test_each_plan_of_the_document_reads_back(plans):
-    for document in plans.values():
-        assert sartor.Plan.from_json(document).to_json() == document
+def test_it_takes_less_than_a_minute(whole):
+    assert whole[0]["seconds"] < 60
 
 
-def test_the_tables_and_their_meaning_agree_with_the_document(run, plans):
-    code, out, err = run("demo")
-    assert (code, err) == (0, "")
-    for scheme, plan in plans.items():
-        assert f"{scheme}: 9,375 steps, expected batch 512, noise multiplier {plan['noise_multiplier']:.5g} on a clip of 0.2 (pld)" in out
-    tables, meaning = out.split("What this means")
-    for heading in ("epsilon", "holders", "rate", "clip", "noise multiplier", "expected uses", "spent", "excess"):
-        assert tables.count(heading) >= 3
-    for holders in ("20,400", "25,800", "13,800"):
-        assert tables.count(holders) == 3
-    uniform, scale, sample = plans.values()
-    words = " ".join(meaning.split())
-    assert f"allowed epsilon 3 get to use {uniform['groups'][2]['spent']:.2f} of it" in words
-    assert f"({uniform['noise_multiplier']:.3f} to {scale['noise_multiplier']:.3f})" in words
-    assert f"falls by {1 - scale['noise_multiplier'] / uniform['noise_multiplier']:.0%}" in words
-    assert f"counts at most {scale['groups'][0]['clip']:.3f}" in words
-    assert f"at a noise of {sample['noise_multiplier']:.3f}" in words
-    assert f"is used {sample['groups'][0]['expected_uses']:.0f} times" in words
+def test_nobody_spends_more_than_they_allow_and_uniform_leaves_budgets_unused(whole):
+    none, uniform, *individual = whole[0]["runs"]
+    assert none["groups"] == []
+    for run in (uniform, *individual):
+        assert [(group["epsilon"], group["holders"]) for group in run["groups"]] == [(0.5, 489), (1, 618), (2, 330)]
+        assert all(group["spent"] <= group["epsilon"] for group in run["groups"])
+    assert all(group["spent"] <= 0.5 for group in uniform["groups"])
+    assert all(group["spent"] >= 0.995 * group["epsilon"] for run in individual for group in run["groups"])
 
 
-def test_the_command_that_it_recommends_works(run, plans):
-    command = re.search(r"Plan your own: sartor (.*)", run("demo")[1])[1]
-    code, out, err = run(*command.split(), "--json")
-    assert (code, err) == (0, "")
-    assert json.loads(out) == plans["scale"]
+def test_the_page_stands_alone_and_shows_what_the_document_says(whole):
+    document, page, _ = whole
+    assert "http" not in page
+    assert not re.search(r"<(script|link|img|iframe)\b", page)
+    assert page.count("<svg") == 6
+    for run in document["runs"]:
+        assert f"{run['accuracy']:.1%} ± {run['accuracy_std']:.1%}" in page
+    for words in ("accuracy on test rows", "epsilon spent", "epsilon of the group", "protects nobody"):
+        assert words in page
 
 
-def test_bad_input_ends_with_one_sentence_and_exit_code_2(run):
-    for arguments in (["demo", "--fast"], ["demo", "more"]):
-        code, out, err = run(*arguments)
+def test_people_read_the_comparison_and_what_it_means(run, tmp_path):
+    code, out, _ = run("demo", "--seeds", "1", "--page", tmp_path / "p.html")
+    assert code == 0
+    at = [out.index(text) for text in ("1,437 people", "none ", "uniform ", "sample ", "scale ", "uniform is what", "a single run")]
+    assert at == sorted(at)
+    for words in ("delta 0.0001", "they demonstrate, they do not protect", "points", "best for uniform"):
+        assert words in " ".join(out.split())
+    assert (tmp_path / "p.html").exists()
+
+
+def test_bad_input_ends_with_one_sentence_and_exit_code_2(run, tmp_path):
+    for arguments in (["--fast"], ["more"], ["--seeds", "0"], ["--seeds", "1", "--page", tmp_path / "no" / "p.html"]):
+        code, out, err = run("demo", *arguments)
         assert (code, out) == (2, "")
         assert re.fullmatch(r"error: \S[^\n]*\n", err)

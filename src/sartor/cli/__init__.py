@@ -11,7 +11,7 @@ from typing import TextIO
 
 import typer
 
-from sartor.cli import account, demo, plan
+from sartor.cli import account, demo, plan, train
 from sartor.cli.output import say
 from sartor.errors import SartorError, SartorWarning
 
@@ -24,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("plan")(plan.plan)
+app.command("train")(train.train)
 app.command("account")(account.account)
 app.command("demo")(demo.demo)
 

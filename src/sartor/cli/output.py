@@ -43,6 +43,19 @@ def working(sentence: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def initial_weights(seed: int | None) -> Iterator[None]:
+    """Models built inside start from the weights of a seed, or from others every time; torch's own generator is left as it was."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        if seed is None:
+            torch.seed()
+        else:
+            torch.manual_seed(seed)
+        yield
+
+
 def numbers(text: str, option: str) -> list[float]:
     """Numbers separated by commas."""
     try:

@@ -1,0 +1,363 @@
+"""`sartor train`: data and budgets in; a model, its account and a page out, in one folder."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+
+import sartor
+from sartor.budgets import Budgets, Policy
+from sartor.cli.output import budgets_from, initial_weights, numbers, print_json, say, show, working
+from sartor.errors import SartorError
+
+
+class Defaults(NamedTuple):
+    """What is usual for a data set."""
+
+    steps: int
+    batch: float
+    clip: float
+    lr: float
+    optimizer: str = "sgd"
+
+
+# MNIST, SVHN and CIFAR-10: IDP-SGD, table 5. The others are ours: round figures that train, not tuned to the last point.
+_DEFAULTS = {
+    "mnist": Defaults(9_375, 512, 0.2, 0.6),
+    "svhn": Defaults(2_146, 1_024, 0.9, 0.2),
+    "cifar10": Defaults(1_465, 1_024, 0.4, 0.7),
+    "fashion-mnist": Defaults(9_375, 512, 0.2, 0.6),
+    "digits": Defaults(300, 256, 0.5, 2.0),
+    "adult": Defaults(1_000, 512, 1.0, 1.0),
+    "names": Defaults(600, 256, 1.0, 1.0),
+    "imdb": Defaults(400, 512, 1.0, 0.01, "adam"),
+    "snli": Defaults(500, 1_024, 1.0, 0.005, "adam"),
+}
+_MODELS = {"digits": "logistic"}  # where a simpler model than the usual one is better under noise
+_BUDGETS = {"epsilon": "1,2,3", "share": "0.34,0.43,0.23"}
+_DELTA = "1e-5"
+_OWN_STEPS = 300
+_SOURCES = ("dataset", "table", "arrays")
+_PATHS = ("data", "table", "test", "schema", "arrays", "budgets", "policy")
+_LISTS = ("epsilon", "share", "delta")
+_NOT_SETTINGS = ("config", "resume", "out", "json")
+_EVALUATIONS = 40
+_CHECKPOINTS = 20
+
+
+def train(
+    dataset: Annotated[str | None, typer.Option(help="digits, mnist, fashion-mnist, cifar10, svhn, adult, names, imdb or snli.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Where the data set's files are; otherwise $SARTOR_DATA or data.")] = None,
+    table: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A CSV or Parquet table of your own instead, one row per holder.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Table: the column to predict.")] = None,
+    test: Annotated[str | None, typer.Option(metavar="FILE", help="Table: public test rows; otherwise a fifth is held out.")] = None,
+    schema: Annotated[str | None, typer.Option(metavar="FILE", help="Table: TOML of public bounds, categories and classes.")] = None,
+    id_column: Annotated[str | None, typer.Option(help="Table: the column that names the holder.")] = None,
+    arrays: Annotated[str | None, typer.Option(metavar="DIR", help="Arrays x_train, y_train, x_test and y_test instead.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model by name; otherwise the usual one for the data.")] = None,
+    scheme: Annotated[str | None, typer.Option(help="scale (default), sample, hybrid, uniform, exclude or sequential.")] = None,
+    epsilon: Annotated[str | None, typer.Option(help="Epsilon of each group, separated by commas; inf marks public records.")] = None,
+    share: Annotated[str | None, typer.Option(help="Share of the holders in each group, separated by commas.")] = None,
+    delta: Annotated[str | None, typer.Option(help="Delta, one for all or one per group.")] = None,
+    budgets: Annotated[str | None, typer.Option(metavar="FILE", help="CSV of holder,epsilon[,delta] or holder,level instead.")] = None,
+    budget_column: Annotated[str | None, typer.Option(help="Table: the column of epsilons or levels.")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="FILE", help="TOML that maps levels to numbers.")] = None,
+    accountant: Annotated[str | None, typer.Option(help="pld (tight, default) or rdp.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
+    batch: Annotated[float | None, typer.Option(help="Expected size of a batch.")] = None,
+    clip: Annotated[float | None, typer.Option(help="Clip norm; its mean, where clips are personal.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd or adam.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of sgd.")] = None,
+    mix: Annotated[float | None, typer.Option(help="hybrid: share of sampling, in [0, 1].")] = None,
+    max_excess: Annotated[float | None, typer.Option(help="hybrid: as much sampling as this excess allows.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="exclude: the smallest epsilon that takes part.")] = None,
+    order: Annotated[str | None, typer.Option(help="sequential: strictest-first or open-first.")] = None,
+    reserve: Annotated[float | None, typer.Option(help="Share of every budget kept for later releases.")] = None,
+    max_physical_batch: Annotated[int | None, typer.Option(help="Most examples in memory at once.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For tests: a seeded run can be repeated, and is not private.")] = None,
+    config: Annotated[str | None, typer.Option(metavar="FILE", help="TOML with any of these options; the command line wins.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="RUN", help="Folder to keep the run in.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Train a model so that every holder gets the privacy that they asked for."""
+    given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
+    from sartor.report.folder import RunFolder
+
+    folder = None if out is None else RunFolder(out)
+    if resume:
+        if folder is None:
+            raise SartorError("--resume continues the run in a folder: give it with --out.")
+        if given or config is not None:
+            named = ", ".join("--" + name.replace("_", "-") for name in [*given, *(["config"] if config else [])])
+            raise SartorError(f"--resume reads the settings from {folder.path / 'config.toml'}: leave out {named}.")
+        settings = _checked(folder.settings(), "config.toml")
+    else:
+        if folder is not None:
+            folder.check_new()
+        settings = {**({} if config is None else _read_config(config)), **given}
+    job = _prepared(settings, folder if resume else None)
+    if folder is not None and not resume:
+        folder.create(job.settings, job.plan, job.budgets)
+    if not json:
+        show(_introduction(job))
+        show(job.plan)
+    result = _fitted(job, folder, resume)
+    if folder is not None:
+        _keep(job, folder, result)
+    account = result.account.to_json()
+    groups = [{key: group[key] for key in ("epsilon", "holders", "spent")} for group in account["groups"]]
+    if json:
+        print_json(
+            {"accuracy": result.accuracy, "seconds": result.seconds, "steps": result.steps, "plan": job.plan.to_json(), "groups": groups}
+        )
+        return
+    show(_conclusion(job, result, folder))
+
+
+class _Job(NamedTuple):
+    """All that training needs."""
+
+    settings: dict[str, Any]
+    data: Any
+    budgets: Budgets
+    plan: sartor.Plan
+    model: Any
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    from sartor.report.folder import read_toml
+
+    return _checked(read_toml(path), Path(path).name)
+
+
+def _checked(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """The settings in a document, of the types that the options have."""
+    kinds = {key: kind for key, kind in inspect.get_annotations(train, eval_str=True).items() if key not in (*_NOT_SETTINGS, "return")}
+    unknown = [key for key in document if key not in kinds]
+    if unknown:
+        raise SartorError(f"{name} has a setting {', '.join(unknown)} that nothing reads; it may have {', '.join(kinds)}.")
+    settings = {}
+    for key, value in document.items():
+        value = _listed(value) if key in _LISTS else value
+        wanted: Any = next(kind for kind in (int, float, str) if kind in kinds[key].__origin__.__args__)
+        if isinstance(value, bool) or not isinstance(value, (int, float) if wanted is float else wanted):
+            what = {int: "a whole number", float: "a number", str: "a text"}[wanted]
+            raise SartorError(f"in {name}, {key} must be {what}.")
+        settings[key] = value
+    return settings
+
+
+def _listed(value: Any) -> Any:
+    """Numbers may be written as a text with commas, as one number, or as a list."""
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value)
+    return value if isinstance(value, bool | str) else str(value)
+
+
+def _prepared(settings: dict[str, Any], resumed: Any) -> _Job:
+    """Read the data, the budgets and the model, and make the plan; of a run that is continued, budgets and plan as they were."""
+    from sartor.models import registry
+
+    _check_together(settings)
+    with working("reading the data"):
+        data = _data(settings)
+    settings = {**_usual(settings, len(data.train)), **settings}
+    if settings["optimizer"] not in ("sgd", "adam"):
+        raise SartorError(f'there is no optimizer "{settings["optimizer"]}"; there are sgd and adam.')
+    if settings["optimizer"] == "adam" and settings["momentum"]:
+        raise SartorError("--momentum goes with the optimizer sgd; adam has its own.")
+    if not (np.isfinite(settings["lr"]) and settings["lr"] > 0):
+        raise SartorError(f"the learning rate must be positive and finite, not {settings['lr']}.")
+    with initial_weights(settings.get("seed")):
+        model = registry.build(settings["model"], shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
+    if resumed is not None:
+        return _Job(settings, data, resumed.budgets(), resumed.plan(), model)
+    people = _budgets(settings, data)
+    options = {name: settings[name] for name in ("mix", "max_excess", "threshold", "order") if name in settings}
+    with working("planning"):
+        plan = sartor.plan(
+            people,
+            settings["scheme"],
+            steps=settings["steps"],
+            batch=settings["batch"],
+            clip=settings["clip"],
+            accountant=settings["accountant"],
+            **options,
+        )
+    settings = {name: os.path.abspath(value) if name in _PATHS else value for name, value in settings.items()}
+    return _Job(settings, data, people, plan, model)
+
+
+def _check_together(settings: dict[str, Any]) -> None:
+    """Refuse options that contradict each other, before anything is read."""
+    sources = [f"--{name}" for name in _SOURCES if name in settings]
+    if len(sources) != 1:
+        found = f", not {' and '.join(sources)}" if sources else ""
+        raise SartorError(f"give the data as one of --dataset, --table or --arrays{found}.")
+    for source, names in {"dataset": ("data",), "table": ("target", "test", "schema", "id_column", "budget_column")}.items():
+        strays = [f"--{name.replace('_', '-')}" for name in names if name in settings and source not in settings]
+        if strays:
+            raise SartorError(f"{strays[0]} goes with --{source}.")
+    ways = [name for name in ("epsilon", "budgets", "budget_column") if name in settings]
+    if len(ways) > 1:
+        raise SartorError(f"say once what people allow: --{' or --'.join(way.replace('_', '-') for way in ways)}.")
+    if "share" in settings and "epsilon" not in settings:
+        raise SartorError("--share goes with --epsilon.")
+    if "seed" in settings and settings["seed"] < 0:
+        raise SartorError(f"a seed must be 0 or more, not {settings['seed']}.")
+
+
+def _data(settings: dict[str, Any]) -> Any:
+    from sartor.data import load, read_arrays, read_schema, read_table
+
+    if "dataset" in settings:
+        return load(settings["dataset"], settings.get("data"))
+    own = None if "delta" not in settings or "," in settings["delta"] else numbers(settings["delta"], "--delta")[0]
+    if "arrays" in settings:
+        return read_arrays(settings["arrays"], delta=own)
+    known: dict[str, Any] = dict(read_schema(settings["schema"])) if "schema" in settings else {}
+    known.update({name: settings[name] for name in ("target", "test", "id_column", "budget_column") if name in settings})
+    if "target" not in known:
+        raise SartorError("--table needs --target, the column to predict.")
+    if "budget_column" in known:
+        if "policy" in settings:
+            known["policy"] = Policy.from_toml(settings["policy"])
+        elif own is not None:
+            known["delta"] = own
+    return read_table(settings["table"], **known)
+
+
+def _usual(settings: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Settings for what was not said."""
+    from sartor.models import registry
+
+    name = settings.get("dataset", "")
+    usual = _DEFAULTS.get(name) or Defaults(_OWN_STEPS, float(min(512, max(1, rows // 6))), 0.5, 1.0)
+    return {
+        "model": _MODELS.get(name) or registry.default_for(name),
+        "scheme": "scale",
+        "accountant": "pld",
+        **usual._asdict(),
+        **({"lr": 0.01} if settings.get("optimizer") == "adam" and usual.optimizer == "sgd" else {}),
+        "momentum": 0.0,
+        "reserve": 0.0,
+    }
+
+
+def _budgets(settings: dict[str, Any], data: Any) -> Budgets:
+    """What the holders of the training rows allow, in the order of the rows."""
+    reserve = settings["reserve"]
+    if not any(way in settings for way in ("epsilon", "budgets")) and data.budgets is not None:
+        found: Budgets = data.budgets
+        return found.with_reserve(reserve)
+    known = dict(settings)
+    if not any(way in settings for way in ("epsilon", "budgets")):
+        if "dataset" not in settings:
+            raise SartorError("say what people allow: --budget-column, --budgets with a file, or --epsilon with --share.")
+        known.update(_BUDGETS)
+    if "epsilon" in known:
+        known.setdefault("delta", _DELTA)
+    people = budgets_from(
+        **{name: known.get(name) for name in ("epsilon", "share", "delta", "budgets", "policy", "seed")},
+        holders=len(data.train) if "epsilon" in known else None,
+        reserve=reserve,
+    )
+    if "budgets" in known:
+        people = _of_rows(people, data, held_out="table" in settings and "test" not in settings)
+    return people
+
+
+def _of_rows(people: Budgets, data: Any, *, held_out: bool) -> Budgets:
+    """The budgets of a file for the training rows: by key where rows have one, otherwise in the file's order."""
+    if data.holders is not None:
+        if held_out:  # the file also names those who were held out
+            trained = set(data.holders)
+            rows = [i for i, name in enumerate(people.names or ()) if name in trained]
+            names = [people.names[i] for i in rows] if people.names else None
+            if not rows:
+                raise SartorError("the file of budgets names none of the holders in the table.")
+            people = Budgets(people.epsilon[rows], delta=people.delta[rows], holders=names, reserve=people.reserve)
+        return people.ordered_as(data.holders)
+    if len(people) != len(data.train):
+        counts = f"{len(people)} rows for {len(data.train)} training rows"
+        raise SartorError(f"the file of budgets has {counts}: give one for each in their order, or --id-column.")
+    return people
+
+
+def _fitted(job: _Job, folder: Any, resume: bool) -> Any:
+    settings, steps = job.settings, job.plan.steps
+    try:
+        return sartor.fit(
+            job.model,
+            job.data.train,
+            job.budgets,
+            job.plan,
+            lr=settings["lr"],
+            optimizer=settings["optimizer"],
+            momentum=settings["momentum"],
+            public=job.data.test if len(job.data.test) else None,
+            every=max(1, steps // _EVALUATIONS),
+            checkpoint=None if folder is None else folder.checkpoint,
+            checkpoint_every=None if folder is None else max(1, steps // _CHECKPOINTS),
+            resume=resume,
+            seed=settings.get("seed"),
+            max_physical_batch=settings.get("max_physical_batch"),
+        )
+    except KeyboardInterrupt:
+        if folder is None:
+            say("stopped; nothing was kept, because there is no --out.")
+        else:
+            say(f"stopped; sartor train --resume --out {folder.path} continues from the last checkpoint.")
+        raise typer.Exit(130) from None
+
+
+def _keep(job: _Job, folder: Any, result: Any) -> None:
+    from sartor.report.training import training_page
+
+    with working("writing the report"):
+        folder.write_model(result.model)
+        folder.write_json("account.json", result.account.to_json())
+        page = training_page(
+            title=f"{job.data.name}: {job.settings['model']} trained with {job.plan.scheme}",
+            facts=_facts(job),
+            plan=job.plan,
+            steps=result.account.steps,
+            seeded=result.account.seeded,
+            accuracy=result.accuracy,
+            history=result.history,
+            notes=job.data.notes,
+        )
+        folder.write("report.html", page)
+
+
+def _facts(job: _Job) -> dict[str, str]:
+    settings, data = job.settings, job.data
+    momentum = f", momentum {settings['momentum']:g}" if settings["momentum"] else ""
+    return {
+        "data": f"{data.name}: {len(data.train):,} training rows, {len(data.test):,} test rows, {data.classes} classes",
+        "model": f"{settings['model']}, {sum(parameter.numel() for parameter in job.model.parameters()):,} parameters",
+        "optimizer": f"{settings['optimizer']}, learning rate {settings['lr']:g}{momentum}",
+        "one holder": "one training row",
+    }
+
+
+def _introduction(job: _Job) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in _facts(job).items()) + "\n"
+
+
+def _conclusion(job: _Job, result: Any, folder: Any) -> str:
+    from sartor.report.training import SEEDED, meaning
+
+    figure = "There are no test rows." if result.accuracy is None else f"Accuracy on the public test rows: {result.accuracy:.1%}"
+    kept = "Nothing was written: --out keeps the model, its account and a report." if folder is None else f"The run is in {folder.path}."
+    parts = [f"{figure} ({result.steps:,} steps in {result.seconds:.1f} s)", *job.data.notes, "", str(result.account), ""]
+    return "\n".join([*parts, meaning(job.plan, result.account.steps), *([SEEDED] if result.account.seeded else []), kept])

@@ -1,0 +1,59 @@
+"""The folder of a run: what is written comes back, and what is sensitive is for its owner alone."""
+
+import stat
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sartor
+from sartor.report.folder import RunFolder, to_toml
+
+BUDGETS = sartor.Budgets([1.0, 2.0, 2.0], delta=1e-5, holders=["ann", "bob", "çi"], reserve=0.1)
+
+
+@pytest.fixture
+def plan():
+    return sartor.plan(BUDGETS, steps=5, batch=1, accountant="rdp")
+
+
+def test_budgets_and_plan_come_back_as_they_were(tmp_path, plan):
+    folder = RunFolder(tmp_path / "a" / "run")
+    folder.create({"steps": 5}, plan, BUDGETS)
+    assert folder.budgets() == BUDGETS
+    assert folder.plan() == plan
+
+
+def test_sensitive_files_are_for_their_owner_whatever_the_umask(tmp_path, plan):
+    import os
+
+    before = os.umask(0)
+    try:
+        RunFolder(tmp_path / "run").create({}, plan, BUDGETS)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "run").iterdir()}
+    assert (modes["budgets.npz"], modes["plan-all.json"], modes["checkpoint"]) == (0o600, 0o600, 0o700)
+
+
+def test_a_folder_without_checkpoint_or_with_broken_budgets_is_refused(tmp_path, plan):
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(sartor.SartorError, match="no checkpoint"):
+        folder.settings()
+    folder.create({}, plan, BUDGETS)
+    with pytest.raises(sartor.SartorError, match="no checkpoint"):
+        folder.settings()
+    (folder.path / "budgets.npz").write_bytes(b"broken")
+    with pytest.raises(sartor.SartorError, match=r"budgets\.npz cannot be read"):
+        folder.budgets()
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z_]+", fullmatch=True),
+        st.text() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False),
+    )
+)
+def test_settings_come_back_from_toml(settings):
+    assert tomllib.loads(to_toml(settings)) == settings
