@@ -77,7 +77,7 @@ def ours(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], Non
     from sartor.sgd.run import Piece
 
     def step() -> None:
-        private.run.begin(Piece(private.run.steps, range(len(x)), clips, True, True, 0))
+        private.run.begin(Piece(private.run.steps, 0, range(len(x)), clips, True, 0))
         private.zero_grad()
         functional.cross_entropy(model(x), y).backward()
         private.step()

@@ -12,15 +12,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import warnings
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import Dataset, TensorDataset
@@ -28,12 +31,13 @@ from torch.utils.data import Dataset, TensorDataset
 from sartor.budgets import Budgets
 from sartor.errors import SartorError, SartorWarning
 from sartor.plans import Plan
-from sartor.sgd.loader import PrivateLoader
+from sartor.sgd.loader import PrivateLoader, seeded
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.stream import Stream
 
 _CURRENT = "current"
 _SAMPLED = 64
+_OURS = re.compile(r"step-\d+-[0-9a-f]{8}(\.pointer)?")
 
 
 class OtherEnvironment(SartorWarning):
@@ -66,10 +70,22 @@ def _data_digest(dataset: Any) -> str:
     if type(dataset) is TensorDataset:
         return _digest(*(_bytes(tensor) for tensor in dataset.tensors))
     places = np.unique(np.linspace(0, len(dataset) - 1, _SAMPLED).astype(int))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         leaves, _ = tree_flatten([dataset[int(i)] for i in places])
-    return _digest(str(len(dataset)).encode(), *(_bytes(v) if isinstance(v, Tensor) else repr(v).encode() for v in leaves))
+    return _digest(str(len(dataset)).encode(), *(_leaf(value) for value in leaves))
+
+
+def _leaf(value: Any) -> bytes | memoryview:
+    """The content of one value; of an object that does not give it away, at least its class."""
+    if isinstance(value, Tensor):
+        return _bytes(value)
+    if isinstance(value, str | bytes | bool | int | float | None):
+        return repr(value).encode()
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        array = np.array(None)
+    return type(value).__qualname__.encode() if array.dtype.hasobject else array.tobytes()
 
 
 def _bytes(tensor: Tensor) -> memoryview:
@@ -86,9 +102,17 @@ def _environment(loader: PrivateLoader) -> dict[str, Any]:
 
 
 def save_checkpoint(
-    folder: str | os.PathLike[str], optimizer: PrivateOptimizer, loader: PrivateLoader, of: dict[str, str], scheduler: Any = None
+    folder: str | os.PathLike[str],
+    optimizer: PrivateOptimizer,
+    loader: PrivateLoader,
+    of: dict[str, str],
+    scheduler: Any = None,
+    public: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write where the run stands; whoever kills the process at any moment finds this checkpoint or the one before."""
+    """Write where the run stands; whoever kills the process at any moment finds this checkpoint or the one before.
+
+    `public` is whatever else the caller wants back, made from public data alone.
+    """
     run = optimizer.run
     tensors, scalars = _flat_optimizer(optimizer)
     document = {
@@ -102,25 +126,29 @@ def save_checkpoint(
         "scheduler": _jsonable(scheduler.state_dict(), "the scheduler") if scheduler is not None else None,
         "random": torch.get_rng_state().numpy().tobytes().hex(),
         "account": run.account().to_json(),
+        "public": _jsonable(dict(public or {}), "the caller"),
     }
     files = {
         "model.safetensors": save({name: value.detach().contiguous() for name, value in _unshared(run.engine.model).items()}),
         "optimizer.safetensors": save(tensors),
-        "state.json": json.dumps(document).encode(),
     }
+    document["files"] = {name: _digest(content) for name, content in files.items()}
+    content = json.dumps(document).encode()
+    files["state.json"] = content
+    pointer = json.dumps({"folder": f"step-{run.steps}-{secrets.token_hex(4)}", "digest": _digest(content)})
     root = Path(folder)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     root.chmod(0o700)
-    name = f"step-{run.steps}-{secrets.token_hex(4)}"
+    name = json.loads(pointer)["folder"]
     (root / name).mkdir(mode=0o700)
     for file, content in files.items():
         _write(root / name / file, content)
     _sync(root / name)
-    _write(root / f"{name}.pointer", name.encode())
+    _write(root / f"{name}.pointer", pointer.encode())
     os.replace(root / f"{name}.pointer", root / _CURRENT)
     _sync(root)
     for old in root.iterdir():
-        if old.name.startswith("step-") and old.name != name:
+        if _OURS.fullmatch(old.name) and old.name != name:
             shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
 
 
@@ -134,13 +162,20 @@ class Checkpoint:
 
     def __init__(self, folder: str | os.PathLike[str], of: dict[str, str]) -> None:
         root = Path(folder)
+        if not exists(root):
+            raise SartorError(f"{root} holds no checkpoint to resume from.")
         try:
-            self._path = root / (root / _CURRENT).read_text()
-            self._document: dict[str, Any] = json.loads((self._path / "state.json").read_text())
-        except OSError:
-            raise SartorError(f"{root} holds no checkpoint to resume from.") from None
-        except ValueError:
-            raise SartorError(f"the checkpoint in {root} is damaged.") from None
+            pointer = json.loads((root / _CURRENT).read_text())
+            path = root / Path(str(pointer["folder"])).name
+            content = (path / "state.json").read_bytes()
+            self._document: dict[str, Any] = json.loads(content)
+            self._tensors = {name: (path / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}
+            whole = _digest(content) == pointer["digest"]
+            whole = whole and all(_digest(value) == self._document["files"][name] for name, value in self._tensors.items())
+        except (OSError, ValueError, KeyError, TypeError):
+            whole = False
+        if not whole:
+            raise SartorError(f"the checkpoint in {root} is damaged: start anew, or put back an intact copy.")
         for what, name in {"plan": "plan", "budgets": "assignment of budgets", "data": "data set"}.items():
             if self._document["of"].get(what) != of[what]:
                 raise SartorError(
@@ -148,10 +183,15 @@ class Checkpoint:
                 )
         self.stream = Stream.from_json(self._document["stream"])
         self.kernels: dict[str, str] = dict(self._document["kernels"])
+        self.public: dict[str, Any] = _from_json(self._document["public"])
 
     def restore(self, optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any = None) -> None:
         """Put model, optimizer, scheduler, random numbers and account where they were."""
         run, document = optimizer.run, self._document
+        if not run.stream.same_as(self.stream):
+            raise SartorError("a resumed run continues the checkpoint's stream; make it private with that one (stream=checkpoint.stream).")
+        if run.steps:
+            raise SartorError("this run has taken steps already: a checkpoint is restored before the first.")
         settings = {"reduction": run.reduction, "noise_draws": run.noise_draws, "optimizer": type(optimizer.inner).__name__}
         if document["settings"] != settings:
             raise SartorError("this checkpoint was written with another optimizer, reduction or number of draws; resume with the same.")
@@ -165,20 +205,20 @@ class Checkpoint:
             warnings.warn(
                 f"resuming elsewhere: {'; '.join(other)}. Results may differ in their last digits.", OtherEnvironment, stacklevel=2
             )
-        state = load_file(self._path / "model.safetensors")
+        state = load(self._tensors["model.safetensors"])
         try:
             missing = run.engine.model.load_state_dict(state, strict=False)
         except RuntimeError as error:
             raise SartorError("this checkpoint is of another model: shapes differ.") from error
         if missing.unexpected_keys or set(missing.missing_keys) & set(_unshared(run.engine.model)):
             raise SartorError("this checkpoint is of another model: parameters differ.")
-        _fill_optimizer(optimizer, load_file(self._path / "optimizer.safetensors"), document["optimizer"])
+        _fill_optimizer(optimizer, load(self._tensors["optimizer.safetensors"]), _from_json(document["optimizer"]))
         if (scheduler is None) != (document["scheduler"] is None):
             raise SartorError("this checkpoint was written with a scheduler and resumed without, or the other way round.")
         if scheduler is not None:
-            scheduler.load_state_dict(document["scheduler"])
+            scheduler.load_state_dict(_from_json(document["scheduler"]))
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(document["random"]), dtype=torch.uint8))
-        run.steps = int(document["steps"])
+        run.resume_at(int(document["steps"]))
 
 
 def _unshared(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -222,12 +262,39 @@ def _fill_optimizer(optimizer: PrivateOptimizer, tensors: dict[str, Tensor], sca
 
 
 def _jsonable(value: Any, what: str) -> Any:
-    try:
-        return json.loads(json.dumps(value))
-    except TypeError as error:
-        raise SartorError(
-            f"the state of {what} holds something that is not a plain value, so it cannot be stored without pickle."
-        ) from error
+    """Plain values as JSON keeps them; keys that are not text become pairs, since JSON would make text of them."""
+    document = _to_json(value, what)
+    if _from_json(json.loads(json.dumps(document))) != _listed(value):
+        raise SartorError(f"the state of {what} does not survive being written as JSON, so it cannot be stored without pickle.")
+    return document
+
+
+def _to_json(value: Any, what: str) -> Any:
+    if isinstance(value, Mapping):
+        pairs = [[key, _to_json(inner, what)] for key, inner in value.items()]
+        kind = "counter" if isinstance(value, Counter) else "pairs"
+        plain = kind == "pairs" and all(isinstance(key, str) and not key.startswith("$") for key in value)
+        return dict(pairs) if plain else {f"${kind}": pairs}
+    if isinstance(value, list | tuple):
+        return [_to_json(inner, what) for inner in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise SartorError(f"the state of {what} holds something that is not a plain value, so it cannot be stored without pickle.")
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        for mark, kind in (("$pairs", dict), ("$counter", Counter)):
+            if mark in value:
+                return kind({key: _from_json(inner) for key, inner in value[mark]})
+        return {key: _from_json(inner) for key, inner in value.items()}
+    return [_from_json(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _listed(inner) for key, inner in value.items()}
+    return [_listed(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _write(path: Path, content: bytes) -> None:

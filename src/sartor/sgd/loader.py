@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from sartor.errors import SartorError
 from sartor.sgd.run import Exhausted, Piece, Run
 from sartor.sgd.sampling import PoissonSampler
 
 Collate = Callable[[list[Any]], Any]
+_COLLATED = 16
 
 
 class PrivateLoader:
@@ -39,7 +42,7 @@ class PrivateLoader:
 
     def __len__(self) -> int:
         """Steps that are left."""
-        return self.run.plan.steps - self.run.steps
+        return self.run.left
 
     def __iter__(self) -> Iterator[Any]:
         if not len(self):
@@ -81,9 +84,9 @@ class _Pieces:
                 indices, clips = np.zeros(1, np.int64), torch.zeros(1)
             size = self.loader.max_physical_batch or len(indices)
             seed = int(run.stream.generator("augmentation", step).integers(2**62))
-            for begin in range(0, len(indices), size):
+            for number, begin in enumerate(range(0, len(indices), size)):
                 end = begin + size
-                yield Piece(step, indices[begin:end].tolist(), clips[begin:end], begin == 0, end >= len(indices), seed + begin)
+                yield Piece(step, number, indices[begin:end].tolist(), clips[begin:end], end >= len(indices), seed + number)
 
 
 class _Fetched(Dataset[Any]):
@@ -93,20 +96,62 @@ class _Fetched(Dataset[Any]):
         self.dataset, self.collate = dataset, collate
 
     def __getitems__(self, piece: Piece) -> tuple[Piece, Any]:
-        if get_worker_info() is not None:
-            # a worker's random changes to records follow the step, so that they are the same after a resume
-            torch.manual_seed(piece.seed)
-            np.random.seed(piece.seed % 2**32)  # noqa: NPY002
-            random.seed(piece.seed)
-        return piece, self._fetch(piece.indices)
+        if self._is_plain:
+            rows = torch.tensor(piece.indices)
+            return piece, [tensor[rows] for tensor in self.dataset.tensors]  # type: ignore[attr-defined]
+        # random changes to records follow the step, so that they are the same in any number of workers and after a resume
+        with seeded(piece.seed):
+            return piece, self._fetch(piece.indices)
+
+    @property
+    def _is_plain(self) -> bool:
+        return type(self.dataset) is TensorDataset and self.collate is None
 
     def _fetch(self, indices: Any) -> Any:
-        if type(self.dataset) is TensorDataset and self.collate is None:
-            rows = torch.tensor(indices)
-            return [tensor[rows] for tensor in self.dataset.tensors]
         together = getattr(self.dataset, "__getitems__", None)
         items = together(list(indices)) if together else [self.dataset[i] for i in indices]
         return (self.collate or default_collate)(items)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's, NumPy's and Python's common random numbers from a seed; afterwards they go on as if nothing had been."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
+
+
+def check_collate(dataset: Any, collate: Collate | None) -> None:
+    """Whether a collate function keeps the records in their order, so that each keeps its own clip."""
+    if collate is None or len(dataset) < 2:
+        return
+    places = np.unique(np.linspace(0, len(dataset) - 1, _COLLATED).astype(int))
+    with seeded(0):
+        items = [dataset[int(i)] for i in places]
+        forward = _rows(collate(items), len(items))
+    with seeded(0):
+        items = [dataset[int(i)] for i in places]
+        backward = _rows(collate(items[::-1]), len(items))
+    same = len(forward) == len(backward) and all(
+        a.shape == b.shape and torch.equal(a, b.flip(0)) for a, b in zip(forward, backward, strict=True)
+    )
+    if not same:
+        raise SartorError(
+            "the collate function reorders or mixes records (as sorting by length and mixup do): each record would get another one's clip; "
+            "keep their order."
+        )
+
+
+def _rows(batch: Any, count: int) -> list[torch.Tensor]:
+    leaves, _ = tree_flatten(batch)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == count]
 
 
 def _as_is(fetched: Any) -> Any:

@@ -45,12 +45,25 @@ class PrivateOptimizer(Optimizer):
         """Finish the batch at hand; after its last piece, move the parameters along the noisy gradient."""
         if closure is not None:
             raise SartorError("a closure would look at the batch several times; call backward once, then step().")
+        self._refuse_others()
         gradients = self.run.finish()
         if gradients is None:
             return
         for name, parameter in self.run.engine.parameters.items():
             parameter.grad = gradients[name]
         self.inner.step()
+
+    def _refuse_others(self) -> None:
+        """Parameters that were thawed or added after the run began have bare gradients: they must not move by them."""
+        ours = {id(parameter) for parameter in self.run.engine.parameters.values()}
+        names = {id(parameter): name for name, parameter in self.run.engine.model.named_parameters()}
+        for group in self.inner.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in ours and (parameter.requires_grad or parameter.grad is not None):
+                    raise SartorError(
+                        f"{names.get(id(parameter), 'a parameter of the optimizer')} was frozen or absent when the model was made private, so "
+                        "its gradients are neither clipped nor noised; make the model private with all that is to be trained."
+                    )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of the piece at hand."""

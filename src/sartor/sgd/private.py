@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +15,13 @@ from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.plans import Plan
 from sartor.sgd.gradients import Kernels, PerExample
-from sartor.sgd.loader import PrivateLoader, check_dataset
+from sartor.sgd.loader import PrivateLoader, check_collate, check_dataset
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.run import Run, check_parameters
 from sartor.sgd.sampling import PoissonSampler
 from sartor.sgd.stream import Stream
 
-_private: WeakSet[nn.Module] = WeakSet()
+_MARK = "_trained_privately"
 
 
 def make_private(
@@ -41,13 +40,14 @@ def make_private(
     stream: Stream | None = None,
     kernels: Mapping[str, str] | None = None,
     check: bool = True,
+    repeatable: bool = False,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """The model, an optimizer and a loader that train it under a plan; the loop around them stays as it is.
 
     `dataset` holds one record for each budget, in their order. `reduction` says how the loss reduces over a batch ("mean" or "sum").
     `max_physical_batch` cuts batches to what fits into memory ("auto" finds out); `noise_draws` of 4, say, defends against attacks on the
     low bits of noise. `seed` is for tests: a seeded run is not private, and its account says so. `check` compares the first step with a
-    naive loop and is worth its milliseconds.
+    naive loop and is worth its milliseconds. `repeatable` chooses how gradients are formed by a rule, not by measuring, as seeded runs do.
 
     Guarantee, proof and limits: see `sartor.sgd.run`.
 
@@ -69,33 +69,40 @@ def make_private(
         raise SartorError(
             "a model spread over devices draws and sums per device, which is not supported yet; make the plain model private."
         )
-    if model in _private:
+    if any(getattr(parameter, _MARK, False) for parameter in model.parameters()):
         raise SartorError("this model is being trained privately already; a second run on it would release it twice.")
     if isinstance(optimizer, PrivateOptimizer):
         raise SartorError("this optimizer belongs to another private run; make a new one.")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise SartorError("LBFGS looks at a batch several times per step, which the plan does not account for; use SGD or Adam.")
+    if seed is not None and stream is not None:
+        raise SartorError("give a seed or a stream, not both.")
     check_dataset(dataset, len(budgets))
+    check_collate(dataset, collate)
     check_parameters(model, optimizer)
     source = stream if stream is not None else Stream(seed)
     sampler = PoissonSampler(plan, budgets, source)
-    engine = PerExample(model, kernels=Kernels(kernels, measure=not source.seeded))
+    engine = PerExample(model, kernels=Kernels(kernels, measure=not (source.seeded or repeatable)))
     try:
         size = _physical(max_physical_batch, engine, dataset, collate)
         run = Run(plan, engine, source, reduction=reduction, noise_draws=noise_draws, check=check)
+        source.take()
     except BaseException:
         engine.detach()
         raise
-    _private.add(model)
+    for parameter in model.parameters():
+        setattr(parameter, _MARK, True)
     loader = PrivateLoader(run, sampler, dataset, collate=collate, workers=workers, max_physical_batch=size)
     return model, PrivateOptimizer(optimizer, run), loader
 
 
 def release(model: nn.Module, optimizer: PrivateOptimizer) -> nn.Module:
     """The plain model again, without the hooks of its run, which ends here."""
-    optimizer.run.engine.detach()
-    optimizer.run.steps = optimizer.run.plan.steps
-    _private.discard(model)
+    if model is not optimizer.run.engine.model:
+        raise SartorError("this optimizer belongs to the run of another model.")
+    optimizer.run.end()
+    for parameter in model.parameters():
+        setattr(parameter, _MARK, False)
     return model
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from sartor.errors import SartorError
 from sartor.plans import Plan
 from sartor.sgd.account import Account
-from sartor.sgd.check import SelfCheck
+from sartor.sgd.check import Buffers, SelfCheck
 from sartor.sgd.gradients import PerExample
 from sartor.sgd.stream import Stream, normal
 
@@ -42,9 +42,9 @@ class Piece:
     """A batch, or as much of it as fits into memory: whom it holds, and each one's clip. Secret."""
 
     step: int
+    number: int
     indices: Sequence[int] = field(repr=False)
     clips: Tensor = field(repr=False)
-    first: bool
     last: bool
     seed: int = field(repr=False)
 
@@ -59,64 +59,98 @@ class Run:
             raise SartorError("noise is the sum of 1 or more draws.")
         self.plan, self.engine, self.stream = plan, engine, stream
         self.reduction, self.noise_draws = reduction, noise_draws
-        self.steps = 0
+        self._steps = 0
+        self._ended = False
         self._piece: Piece | None = None
+        self._pieces = 0
         self._sums: dict[str, Tensor] = {}
-        self._check = SelfCheck(engine) if check else None
+        self._buffers = Buffers(engine.model)
+        self._check = SelfCheck(engine, self._buffers) if check else None
+
+    @property
+    def steps(self) -> int:
+        """Steps that were taken, and are charged."""
+        return self._steps
+
+    @property
+    def left(self) -> int:
+        """Steps that can still be taken."""
+        return 0 if self._ended else self.plan.steps - self._steps
 
     def account(self) -> Account:
         """What has been spent so far, per group."""
-        return Account(self.plan, self.steps, self.stream.seeded)
+        return Account(self.plan, self._steps, self.stream.seeded)
+
+    def resume_at(self, steps: int) -> None:
+        """Count the steps of the run that this one continues; only before its first step."""
+        if self._steps or self._piece is not None or not 0 <= steps <= self.plan.steps:
+            raise OutOfTurn("a run continues another one before its own first step, and never backwards.")
+        self._steps = steps
+
+    def end(self) -> None:
+        """No further step can be taken."""
+        self.abandon()
+        self._ended = True
+        if self._check is not None:
+            self._check.detach()
+        self.engine.detach()
+
+    def __copy__(self) -> Run:
+        raise SartorError("a run cannot be copied: two of them would spend the same budgets under the same noise.")
+
+    def __deepcopy__(self, memo: object) -> Run:
+        return self.__copy__()
+
+    def __reduce__(self) -> str:
+        raise SartorError("a run cannot be pickled; use a checkpoint.")
 
     def begin(self, piece: Piece) -> None:
         """Open a piece that the loader hands out."""
         if self._piece is not None:
             raise OutOfTurn(f"the batch of step {self._piece.step + 1} was not stepped: each batch is followed by optimizer.step().")
-        if piece.step != self.steps:
-            raise OutOfTurn(f"this batch is of step {piece.step + 1}, but {self.steps} steps are done: iterate the loader anew.")
-        if piece.first:
-            self._sums = {}
+        if self._ended or piece.step != self._steps or piece.number != self._pieces:
+            raise OutOfTurn(
+                f"this batch is of step {piece.step + 1} and not the next to come: iterate the loader anew, one iterator at a time."
+            )
         for parameter in self.engine.parameters.values():
             parameter.grad = None
         self._piece = piece
+        self._buffers.keep()
         self.engine.open(piece.clips)
         if self._check is not None:
             self._check.begin(len(piece.clips))
 
     def abandon(self) -> None:
         """Forget a batch that was handed out and not stepped: nothing of it was released, and the same one is handed out again."""
-        self._piece, self._sums = None, {}
+        self._piece, self._sums, self._pieces = None, {}, 0
         self.engine.close()
 
     def forget_backward(self) -> None:
         """What `zero_grad` means here: the gradients noted for this piece are dropped."""
-        if self._piece is not None:
-            self.engine.open(self._piece.clips)
+        self.engine.forget_gradients()
 
     def finish(self) -> dict[str, Tensor] | None:
         """Close the piece. After the last one of a batch: the noisy mean gradient, whose step is charged; before that None."""
         piece = self._piece
         if piece is None:
-            if self.steps >= self.plan.steps:
+            if not self.left:
                 raise Exhausted(f"the plan's {self.plan.steps} steps are done.")
             raise OutOfTurn("a step needs a batch from the private loader, and each batch is stepped once.")
         if not self.engine.has_gradients:
             raise OutOfTurn(
                 "no backward pass through the private model was seen for this batch; call loss.backward() before optimizer.step()."
             )
-        if self._check is not None:
-            self._check.before_sums()
+        self._buffers.refuse_changes()
         sums = self.engine.clipped_sums(len(piece.clips) if self.reduction == "mean" else 1.0)
-        if self._check is not None:
-            self._check.run()
+        if self._check is not None and self._check.passed():
             self._check = None
         self._sums = {name: value + self._sums[name] if self._sums else value for name, value in sums.items()}
-        self._piece = None
+        self._piece, self._pieces = None, self._pieces + 1
         if not piece.last:
             return None
         # charged first: whatever happens from here on, the step counts
-        self.steps += 1
-        sums, self._sums = self._sums, {}
+        self._steps += 1
+        sums, self._sums, self._pieces = self._sums, {}, 0
         return self._noisy(sums, piece.step)
 
     def _noisy(self, sums: dict[str, Tensor], step: int) -> dict[str, Tensor]:

@@ -43,12 +43,12 @@ class Stream:
     True
     """
 
-    __slots__ = ("_key", "_seeded")
+    __slots__ = ("_key", "_seeded", "_taken")
 
     def __init__(self, seed: int | None = None) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
             raise SartorError(f"a seed is a whole number, not {type(seed).__name__}; leave it out for a private run.")
-        self._seeded = seed is not None
+        self._seeded, self._taken = seed is not None, False
         if seed is None:
             self._key = secrets.token_bytes(_KEY_BYTES)
         else:
@@ -58,6 +58,18 @@ class Stream:
     def seeded(self) -> bool:
         """Whether the key was derived from a seed, so that nothing drawn from here protects anyone."""
         return self._seeded
+
+    def take(self) -> None:
+        """Give this stream to a run; a second run with the same noise would show the difference of the two bare."""
+        if self._taken:
+            raise SartorError(
+                "this stream serves another run already; two runs under one noise would show their difference; make a new one."
+            )
+        self._taken = True
+
+    def same_as(self, other: Stream) -> bool:
+        """Whether both draw the same coins and noise."""
+        return secrets.compare_digest(self._key, other._key)
 
     def generator(self, purpose: str, step: int) -> np.random.Generator:
         """The substream of a purpose and a step, from its beginning. It holds the purpose's key: as secret as the stream."""
@@ -85,7 +97,7 @@ class Stream:
         if len(key) != _KEY_BYTES or not isinstance(seeded, bool):
             raise SartorError(f"this is not a stream: it needs a key of {_KEY_BYTES} bytes, and true or false for seeded.")
         stream = cls.__new__(cls)
-        stream._key, stream._seeded = key, seeded
+        stream._key, stream._seeded, stream._taken = key, seeded, False
         return stream
 
     def __repr__(self) -> str:

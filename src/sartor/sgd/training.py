@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,7 +93,8 @@ def fit(
     """Train `model` on `dataset`, whose records are pairs of input and target, under `plan`.
 
     `public` is a data set that needs no protection: the model is evaluated on it every `every` steps and at the end, and `patience`
-    evaluations without a better accuracy end the run early (never by private data). `loss` may reduce by mean, by sum or not at all.
+    evaluations without a better accuracy end the run early (never by private data). `loss` may reduce by mean,
+    by sum or not at all: it is asked for one number per example.
     `scheduler` makes a learning-rate scheduler from the optimizer and steps with it. `checkpoint` is a folder; `resume` continues from it.
     `sensitive` adds per-group loss and accuracy on the training data, which the guarantee does not cover.
 
@@ -105,7 +108,7 @@ def fit(
     """
     _check(every, patience, public, checkpoint, checkpoint_every, resume)
     start = time.perf_counter()
-    measure = functional.cross_entropy if loss is None else loss
+    measure = Loss(loss)
     inner = make(optimizer, [p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
     of = saving.fingerprint(plan, budgets, dataset) if checkpoint is not None else {}
     found = saving.Checkpoint(checkpoint, of) if resume and checkpoint is not None else None
@@ -125,24 +128,25 @@ def fit(
         noise_draws=noise_draws,
         stream=stream,
         kernels=None if found is None else found.kernels,
+        repeatable=checkpoint is not None,
     )
-    schedule = None if scheduler is None else scheduler(private)
-    if found is not None:
-        found.restore(private, loader, schedule)
-    history: list[dict[str, float]] = []
-    stopped = False
-
-    def save() -> None:
-        if checkpoint is not None:
-            saving.save_checkpoint(checkpoint, private, loader, of, schedule)
-
-    if found is None:
-        save()
-    training = [(module, module.training) for module in model.modules()]
-    model.train()
+    modes = [(module, module.training) for module in model.modules()]
+    history: list[dict[str, float]] = [] if found is None else list(found.public["history"])
+    stopped = found is not None and bool(found.public["stopped"])
     try:
+        schedule = None if scheduler is None else scheduler(private)
+        if found is not None:
+            found.restore(private, loader, schedule)
+
+        def save() -> None:
+            if checkpoint is not None:
+                saving.save_checkpoint(checkpoint, private, loader, of, schedule, {"history": history, "stopped": stopped})
+
+        if found is None:
+            save()
+        model.train()
         with _bar(progress, plan.steps, private.run.steps) as advance:
-            for _ in _steps(model, private, loader, measure):
+            for _ in () if stopped else _steps(model, private, loader, measure):
                 if schedule is not None:
                     schedule.step()
                 done = private.run.steps
@@ -150,7 +154,7 @@ def fit(
                 for callback in callbacks:
                     callback(Progress(done, plan.steps, model, private.account))
                 if public is not None and every is not None and done % every == 0:
-                    history.append({"step": done, **evaluate(model, public, measure)})
+                    history.append({"step": done, **_evaluated(model, public, measure, collate)})
                     stopped = patience is not None and _stale(history, patience)
                 if checkpoint_every is not None and done % checkpoint_every == 0 and done < plan.steps:
                     save()
@@ -160,10 +164,10 @@ def fit(
         account = private.account()
     finally:
         release(model, private)
-        for module, mode in training:
+        for module, mode in modes:
             module.training = mode
     if public is not None and (not history or history[-1]["step"] != account.steps):
-        history.append({"step": account.steps, **evaluate(model, public, measure)})
+        history.append({"step": account.steps, **_evaluated(model, public, measure, collate)})
     return Result(
         model=model,
         account=account,
@@ -186,7 +190,7 @@ def _check(every: int | None, patience: int | None, public: Any, checkpoint: Any
         raise SartorError("checkpoints need a folder (checkpoint=).")
 
 
-def _steps(model: nn.Module, optimizer: PrivateOptimizer, loader: PrivateLoader, measure: Callable[[Any, Any], Tensor]) -> Iterator[None]:
+def _steps(model: nn.Module, optimizer: PrivateOptimizer, loader: PrivateLoader, measure: Loss) -> Iterator[None]:
     """Takes the run's remaining steps, one at a time."""
     if not len(loader):
         return
@@ -194,7 +198,7 @@ def _steps(model: nn.Module, optimizer: PrivateOptimizer, loader: PrivateLoader,
         inputs, targets = _pair(batch)
         done = optimizer.run.steps
         optimizer.zero_grad()
-        _total(measure, model(inputs), targets).backward()
+        measure(model(inputs), targets).sum().backward()
         optimizer.step()
         if optimizer.run.steps > done:
             yield
@@ -206,35 +210,74 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     return batch[0], batch[1]
 
 
-def _total(measure: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
-    """The sum of the examples' losses, however the loss reduces: a mean is undone, so that a clip means the same for every batch size."""
-    if measure is functional.cross_entropy:
-        return functional.cross_entropy(outputs, targets, reduction="sum")
-    value = measure(outputs, targets)
-    if value.dim():
-        return value.sum()
-    reduction = getattr(measure, "reduction", "mean")
-    return value if reduction == "sum" else value * len(targets)
+class Loss:
+    """A loss as one number per example, however the one given reduces over a batch.
+
+    A mean over a batch may divide by others' data (class weights, ignored targets), so it is never undone: the loss is asked not to reduce.
+    """
+
+    def __init__(self, given: Callable[..., Tensor] | None) -> None:
+        self._given: Callable[..., Tensor] = functional.cross_entropy if given is None else given
+        self._mean = True
+        self._keywords: dict[str, str] = {}
+        reduction = getattr(self._given, "reduction", None)
+        if isinstance(self._given, nn.Module) and isinstance(reduction, str):
+            self._given = copy.copy(self._given)
+            setattr(self._given, "reduction", "none")  # noqa: B010 - modules type their attributes as tensors
+            self._mean = reduction == "mean"
+        elif not isinstance(self._given, nn.Module) and "reduction" in _parameters(self._given):
+            self._keywords = {"reduction": "none"}
+            self._mean = _parameters(self._given)["reduction"].default == "mean"
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        """One loss per example."""
+        value = self._given(outputs, targets, **self._keywords)
+        if not value.dim() or len(value) != len(targets):
+            raise SartorError(
+                "the loss gives one number for the whole batch, which may mix examples: give one number per example (reduction='none'), or "
+                "a loss of torch.nn, which can be asked to."
+            )
+        flat = value.reshape(len(value), -1)
+        return flat.mean(1) if self._mean else flat.sum(1)
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def evaluate(model: nn.Module, data: Dataset[Any], loss: Callable[..., Tensor] | None = None) -> dict[str, float]:
+    """Accuracy and mean loss on public data."""
+    return _evaluated(model, data, Loss(loss), None)
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Dataset[Any], measure: Callable[[Any, Any], Tensor] | None = None) -> dict[str, float]:
-    """Accuracy and mean loss on public data."""
-    right = wrong = 0.0
-    total = 0.0
-    was = model.training
+def _evaluated(model: nn.Module, data: Dataset[Any], measure: Loss, collate: Any) -> dict[str, float]:
+    losses, hits = _figures(model, data, measure, collate)
+    return {"accuracy": float(hits.mean()) if len(hits) else float("nan"), "loss": float(losses.mean()) if len(losses) else float("nan")}
+
+
+@torch.no_grad()
+def _figures(model: nn.Module, data: Any, measure: Loss, collate: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Each example's loss, and whether its class was found (nothing where targets are not classes)."""
+    losses: list[Tensor] = []
+    hits: list[Tensor] = []
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        for inputs, targets in _batches(data, None):
+        for batch in _batches(data, collate):
+            inputs, targets = _pair(batch)
             outputs = model(inputs)
-            total += float(_total(measure or functional.cross_entropy, outputs, targets))
+            losses.append(measure(outputs, targets).double())
             if isinstance(outputs, Tensor) and outputs.dim() == 2 and not targets.is_floating_point():
-                hits = float((outputs.argmax(1) == targets).sum())
-                right, wrong = right + hits, wrong + len(targets) - hits
+                hits.append((outputs.argmax(1) == targets).double())
     finally:
-        model.train(was)
-    count = len(data)  # type: ignore[arg-type]
-    return {"accuracy": right / (right + wrong) if right + wrong else float("nan"), "loss": total / max(count, 1)}
+        for module, mode in modes:
+            module.training = mode
+    none = torch.zeros(0, dtype=torch.float64)
+    return torch.cat(losses or [none]).numpy(), torch.cat(hits or [none]).numpy()
 
 
 def _batches(data: Any, collate: Any) -> Iterator[Any]:
@@ -244,25 +287,18 @@ def _batches(data: Any, collate: Any) -> Iterator[Any]:
         yield from DataLoader(data, batch_size=_EVALUATED, collate_fn=collate)
 
 
-@torch.no_grad()
-def _per_group(model: nn.Module, data: Any, of: NDArray[np.intp], groups: int, measure: Any, collate: Any) -> Sensitive:
+def _per_group(model: nn.Module, data: Any, of: NDArray[np.intp], groups: int, measure: Loss, collate: Any) -> Sensitive:
     """Loss and accuracy of each group on its own training records."""
-    losses, hits, start = np.zeros(groups), np.zeros(groups), 0
-    model.eval()
-    for inputs, targets in _batches(data, collate):
-        outputs = model(inputs)
-        place = of[start : start + len(targets)]
-        start += len(targets)
-        each = functional.cross_entropy(outputs, targets, reduction="none")
-        np.add.at(losses, place, each.double().numpy())
-        np.add.at(hits, place, (outputs.argmax(1) == targets).double().numpy())
+    losses, hits = _figures(model, data, measure, collate)
     counts = np.bincount(of, minlength=groups)
-    return Sensitive(losses / counts, hits / counts)
+    right = np.bincount(of, hits, groups) / counts if len(hits) else np.full(groups, np.nan)
+    return Sensitive(np.bincount(of, losses, groups) / counts, right)
 
 
 def _stale(history: Sequence[dict[str, float]], patience: int) -> bool:
-    best = max(range(len(history)), key=lambda i: history[i]["accuracy"])
-    return len(history) - 1 - best >= patience
+    """Whether the last evaluations brought nothing better: by accuracy, or by loss where there are no classes."""
+    better = [-entry["loss"] if entry["accuracy"] != entry["accuracy"] else entry["accuracy"] for entry in history]
+    return len(better) - 1 - int(np.argmax(better)) >= patience
 
 
 @contextmanager

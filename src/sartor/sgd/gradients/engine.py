@@ -30,6 +30,7 @@ from sartor.sgd.gradients.parts import Formed, Part
 from sartor.sgd.gradients.registry import Call
 
 MARGIN = 2.0**-16
+SMALLEST_FACTOR = 1e-20
 
 
 class _Start(torch.autograd.Function):
@@ -84,26 +85,27 @@ class PerExample:
         self._noted: dict[int, list[_Noted]] = defaultdict(list)
         self._anchor = torch.zeros((), requires_grad=True)
         self._thresholds: Tensor | None = None
+        self._hidden: dict[int, list[nn.Parameter]] = {}
         self._hooks: list[Any] = []
         for place, unit in enumerate(self.units):
             self._watch(place, unit)
 
     def _watch(self, place: int, unit: Watched) -> None:
         parameters = [unit.module.get_parameter(short) for short in sorted(unit.wanted)]
-        hidden: list[nn.Parameter] = []
 
         def before(module: nn.Module, inputs: Any) -> None:
-            if self._records():
-                hidden.extend(parameter for parameter in parameters if parameter.requires_grad)
+            if self._records(module, unit):
+                hidden = [parameter for parameter in parameters if parameter.requires_grad]
+                self._hidden[place] = hidden
                 for parameter in hidden:
                     parameter.requires_grad_(False)
 
         def after(module: nn.Module, inputs: Any, keywords: Any, output: Any) -> Any:
-            return self._note(place, unit, inputs, keywords, output) if self._records() else None
+            return self._note(place, unit, inputs, keywords, output) if self._records(module, unit) else None
 
         def always(module: nn.Module, inputs: Any, output: Any) -> None:
-            while hidden:
-                hidden.pop().requires_grad_(True)
+            if module is unit.module:
+                self._show(place)
 
         self._hooks += [
             unit.module.register_forward_pre_hook(before),
@@ -111,14 +113,20 @@ class PerExample:
             unit.module.register_forward_hook(always, always_call=True),
         ]
 
+    def _show(self, place: int) -> None:
+        for parameter in self._hidden.pop(place, ()):
+            parameter.requires_grad_(True)
+
     def detach(self) -> None:
         """Take every hook off the model."""
+        self.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
-    def _records(self) -> bool:
-        return self._thresholds is not None and torch.is_grad_enabled()
+    def _records(self, module: nn.Module, unit: Watched) -> bool:
+        # a copy of the model carries these hooks too, and is none of ours
+        return module is unit.module and self._thresholds is not None and torch.is_grad_enabled()
 
     def _note(self, place: int, unit: Watched, inputs: tuple[Any, ...], keywords: Mapping[str, Any], output: Any) -> Any:
         leaves, structure = tree_flatten(output)
@@ -148,7 +156,7 @@ class PerExample:
         if seen == 1:
             return output.expand(*output.shape[: unit.first], examples, *output.shape[unit.first + 1 :])
         raise SartorError(
-            f"{unit.name or 'the model'} put out {seen} rows for a batch of {examples} examples: every layer must keep the examples in "
+            f"{unit.name or 'the model'} put out another number of rows than there are examples: every layer must keep the examples in "
             f"dimension {unit.first}, and the model must be given the batch that was drawn."
         )
 
@@ -172,6 +180,14 @@ class PerExample:
         """Stop recording and forget what was recorded."""
         self._thresholds = None
         self._noted.clear()
+        for place in list(self._hidden):
+            self._show(place)
+
+    def forget_gradients(self) -> None:
+        """Drop the gradients noted so far; forward passes stay noted, for a backward pass to come."""
+        for calls in self._noted.values():
+            for call in calls:
+                call.gradients.clear()
 
     @property
     def is_open(self) -> bool:
@@ -197,7 +213,8 @@ class PerExample:
         everyone = torch.arange(len(thresholds))
         parts = self._parts(noted, None) if len(everyone) else []
         norms = self._norms(parts, len(thresholds)) * scale
-        usable = torch.isfinite(norms) & (thresholds > 0)
+        # a factor so small that products with it lose their digits could round up: such an example contributes nothing
+        usable = torch.isfinite(norms) & (thresholds > SMALLEST_FACTOR * norms) & (thresholds > 0)
         if not bool(usable.all()):
             # rows that are not used must not touch the sums at all: zero times infinity is not zero
             everyone = everyone[usable]

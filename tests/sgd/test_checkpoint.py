@@ -1,0 +1,442 @@
+"""Checkpoints: what resumes is the same run, whoever else's is refused, and a damaged one says so.
+
+The check that returns a truth is also run by test_mutations.py, on code with faults put in.
+"""
+
+import json
+import os
+import random
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+import sartor
+from sartor.sgd import OtherEnvironment, release
+from sartor.sgd.checkpoint import Checkpoint, fingerprint, save_checkpoint
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_private import HOLDERS, flat, people, planned, private, records, take
+
+STEPS = 9
+
+
+class Stopped(Exception):
+    pass
+
+
+def dropping() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.3), nn.Linear(5, 3))
+
+
+def fitted(model=None, *, scheme="scale", dataset=None, plan=None, **settings):
+    settings = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9), "seed": 1, "progress": False, **settings}
+    model = dropping() if model is None else model
+    plan = planned(scheme, STEPS) if plan is None else plan
+    return sartor.fit(model, records() if dataset is None else dataset, people(), plan, **settings)
+
+
+def stopped_at(step: int, folder, **settings) -> None:
+    def stop(progress):
+        if progress.step == step:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        fitted(checkpoint=folder, checkpoint_every=2, callbacks=[*settings.pop("callbacks", ()), stop], **settings)
+
+
+def resumes_to_the_same_end(folder, step: int = 5, between=lambda: None, **settings) -> bool:
+    """Whether a run that was stopped at a step and resumed ends as the same run without a stop, in model and account."""
+    whole = fitted(**settings)
+    stopped_at(step, folder, **settings)
+    between()
+    resumed = fitted(checkpoint=folder, resume=True, **settings)
+    same = torch.equal(flat(whole.model), flat(resumed.model))
+    return same and whole.account.to_json() == resumed.account.to_json() and whole.steps == resumed.steps
+
+
+@pytest.mark.parametrize("step", [1, 2, 5, 8, 9])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, step):
+    assert resumes_to_the_same_end(tmp_path, step)
+
+
+@pytest.mark.parametrize("scheme", ["sample", "hybrid", "sequential"])
+def test_a_resumed_run_draws_by_the_rates_of_its_step(tmp_path, scheme):
+    assert resumes_to_the_same_end(tmp_path, scheme=scheme)
+
+
+SCHEDULES = {
+    "step": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
+    "milestones": lambda o: lr_scheduler.MultiStepLR(o, [3, 6, 7], 0.1),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, STEPS),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=STEPS + 1),
+    "function": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "two": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.ConstantLR(o, 0.1, 2), lr_scheduler.MultiStepLR(o, [4], 0.1)], [2]),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_schedule_goes_on_where_it_was(tmp_path, kind):
+    assert resumes_to_the_same_end(tmp_path, scheduler=SCHEDULES[kind])
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "RMSprop", "Adagrad", "NAdam"])
+def test_the_state_of_any_optimizer_goes_on(tmp_path, kind):
+    assert resumes_to_the_same_end(tmp_path, optimizer=lambda p: getattr(torch.optim, kind)(p, lr=0.01))
+
+
+class Rolled(Dataset):
+    """Records that change at random each time that they are read."""
+
+    def __init__(self, by: str) -> None:
+        self.by = by
+
+    def __len__(self):
+        return HOLDERS
+
+    def __getitem__(self, i):
+        inputs, target = records()[i]
+        shift = {"torch": lambda: float(torch.rand(())), "numpy": np.random.rand, "random": random.random}[self.by]()
+        return inputs + shift, int(target)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("by", ["torch", "numpy", "random"])
+def test_random_changes_to_records_are_the_same_after_a_resume(tmp_path, by, workers):
+    """Others would give another sum under the same noise."""
+
+    def elsewhere():
+        np.random.seed(99)  # noqa: NPY002
+        random.seed(99)
+        torch.manual_seed(99)
+
+    np.random.seed(1)  # noqa: NPY002
+    random.seed(1)
+    whole = fitted(dataset=Rolled(by), workers=workers)
+    np.random.seed(1)  # noqa: NPY002
+    random.seed(1)
+    stopped_at(5, tmp_path, dataset=Rolled(by), workers=workers)
+    elsewhere()
+    resumed = fitted(dataset=Rolled(by), checkpoint=tmp_path, resume=True, workers=workers)
+    assert torch.equal(flat(whole.model), flat(resumed.model))
+
+
+class Wrapped:
+    def __init__(self, inputs):
+        self.inputs = inputs
+
+
+class Objects(Dataset):
+    """Records that are objects, as pictures are before they are collated."""
+
+    def __init__(self, change=None):
+        self.change = change
+
+    def __len__(self):
+        return HOLDERS
+
+    def __getitem__(self, i):
+        return Wrapped(records()[i][0]), int(records()[i][1])
+
+
+def unwrapped(items):
+    return torch.stack([item.inputs for item, _ in items]), torch.tensor([target for _, target in items])
+
+
+@pytest.mark.parametrize(("dataset", "collate"), [(Subset(records(), range(HOLDERS)), None), (Objects(), unwrapped)])
+def test_data_sets_of_other_kinds_resume(tmp_path, dataset, collate):
+    assert resumes_to_the_same_end(tmp_path, dataset=dataset, collate=collate)
+
+
+def test_an_unseeded_run_takes_the_same_steps_again(tmp_path):
+    """The steps after the last checkpoint are repeated with the coins and the noise that they had: nothing is released twice."""
+    seen: dict[int, torch.Tensor] = {}
+
+    def note(progress):
+        if progress.step in seen:
+            again.append(torch.equal(seen[progress.step], flat(progress.model)))
+        seen[progress.step] = flat(progress.model)
+
+    again: list[bool] = []
+    stopped_at(7, tmp_path, seed=None, callbacks=[note])
+    result = fitted(seed=None, checkpoint=tmp_path, resume=True, callbacks=[note])
+    assert again == [True]
+    assert result.account.to_json()["private"] is True
+    assert sorted(seen) == list(range(1, STEPS + 1))
+    assert not torch.equal(flat(result.model), flat(fitted(seed=None).model))
+
+
+def test_a_seeded_run_stays_seeded_when_resumed_without_the_seed(tmp_path):
+    stopped_at(5, tmp_path)
+    assert fitted(checkpoint=tmp_path, resume=True, seed=None).account.to_json()["private"] is False
+
+
+def test_resuming_again_and_again_gives_one_model_and_one_spend(tmp_path):
+    stopped_at(5, tmp_path)
+    models = [flat(fitted(checkpoint=tmp_path, resume=True).model) for _ in range(3)]
+    assert torch.equal(models[0], models[1])
+    assert torch.equal(models[0], models[2])
+    assert fitted(checkpoint=tmp_path, resume=True).steps == STEPS
+
+
+def test_history_and_patience_go_on_after_a_resume(tmp_path):
+    """A run that would have stopped early by public data stops at the same step, and its history is whole."""
+    settings = {"public": records(), "every": 1, "patience": 3, "lr": 1e-9, "optimizer": "sgd"}
+    whole = fitted(**settings)
+    assert whole.stopped_early
+    assert whole.steps == 4
+    stopped_at(3, tmp_path, **settings)
+    resumed = fitted(checkpoint=tmp_path, resume=True, **settings)
+    assert resumed.history == whole.history
+    assert (resumed.steps, resumed.stopped_early) == (whole.steps, True)
+    again = fitted(checkpoint=tmp_path, resume=True, **settings)
+    assert again.steps == whole.steps
+
+
+# -- the folder
+
+
+def test_a_checkpoint_is_one_folder_for_its_owner_alone_and_without_pickle(tmp_path):
+    folder = tmp_path / "deep" / "checkpoint"
+    before = os.umask(0)
+    try:
+        stopped_at(5, folder)
+    finally:
+        os.umask(before)
+    paths = [folder, *folder.rglob("*")]
+    for path in paths:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    files = [path for path in paths if path.is_file()]
+    assert {path.suffix for path in files} <= {"", ".safetensors", ".json"}
+    assert {"model.safetensors", "optimizer.safetensors", "state.json"} <= {path.name for path in files}
+    for path in files:
+        head = path.read_bytes()[:2]
+        assert not head.startswith((b"PK", b"\x80")), "zip or pickle"
+    json.loads(next(path for path in files if path.name == "state.json").read_text())
+
+
+def test_old_checkpoints_do_not_pile_up_and_other_files_stay(tmp_path):
+    mine = tmp_path / "step-100.png"
+    mine.write_text("a picture of the user's")
+    for step in (3, 5, 7, 8):
+        stopped_at(step, tmp_path)
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+    assert mine.exists()
+
+
+def test_litter_of_a_killed_write_is_removed_by_the_next(tmp_path):
+    stopped_at(5, tmp_path)
+    (tmp_path / "step-5-01234567").mkdir()
+    (tmp_path / "step-5-01234567" / "state.json").write_text("{")
+    (tmp_path / "step-5-01234567.pointer").write_text("step-5-01234567")
+    fitted(checkpoint=tmp_path, resume=True)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def killed(folder, *given) -> dict:
+    script = Path(__file__).parent / "kill_child.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), *map(str, given)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_run_killed_at_random_moments_ends_as_an_uninterrupted_one(tmp_path):
+    """With momentum, a schedule and dropout."""
+    found = killed(tmp_path, 13, 1)
+    assert found["kills"] >= 13
+    assert found["equal"]
+    assert found["most_entries"] <= 13
+    assert len(found["left"]) == 2
+
+
+def test_a_run_killed_amid_the_writing_of_checkpoints_ends_as_an_uninterrupted_one(tmp_path):
+    """With Adam."""
+    found = killed(tmp_path, 7, 2, "writes")
+    assert found["kills"] >= 7
+    assert found["equal"]
+    assert len(found["left"]) == 2
+
+
+# -- refusals
+
+
+def refused(match: str):
+    return pytest.raises(sartor.SartorError, match=match)
+
+
+def test_a_checkpoint_of_another_plan_budgets_or_data_is_refused(tmp_path):
+    stopped_at(5, tmp_path)
+    with refused("another plan"):
+        fitted(plan=planned("scale", STEPS + 1), checkpoint=tmp_path, resume=True)
+    with refused("another plan"):
+        fitted(plan=planned("sample", STEPS), checkpoint=tmp_path, resume=True)
+    inputs, targets = records().tensors
+    changed = inputs.clone()
+    changed[17, 2] += 1e-6
+    with refused("another data set"):
+        fitted(dataset=TensorDataset(changed, targets), checkpoint=tmp_path, resume=True)
+    other = sartor.Budgets(epsilon=np.roll(people().epsilon, 1), delta=1e-3)
+    with refused("another assignment of budgets"):
+        sartor.fit(dropping(), records(), other, planned("scale", STEPS), checkpoint=tmp_path, resume=True, progress=False)
+
+
+class Rows(Dataset):
+    """Long records as arrays, as files give them."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __len__(self):
+        return HOLDERS
+
+    def __getitem__(self, i):
+        row = np.zeros(4000, np.float32)
+        row[2000] = self.value
+        return row, 0
+
+
+def test_long_records_that_differ_have_different_fingerprints():
+    """Arrays print in short; what is compared must be all of them."""
+    of = [fingerprint(planned(), people(), Rows(value))["data"] for value in (1, 2, 1)]
+    assert of[0] == of[2] != of[1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adam"},
+        {"noise_draws": 2},
+        {"scheduler": SCHEDULES["step"]},
+        {"model": nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 3))},
+        {"model": nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))},
+        {"model": nn.Linear(4, 3)},
+    ],
+    ids=["optimizer", "draws", "scheduler", "shapes", "names", "fewer"],
+)
+def test_other_settings_are_refused_and_the_model_can_be_used_again(tmp_path, settings):
+    stopped_at(5, tmp_path)
+    model = settings.pop("model", None) or dropping()
+    with refused("this checkpoint"):
+        fitted(model, checkpoint=tmp_path, resume=True, **settings)
+    fitted(model)
+    assert resumes_to_the_same_end(tmp_path / "again")
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with refused("holds no checkpoint"):
+            fitted(checkpoint=folder, resume=True)
+
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def change(path: Path, **values) -> None:
+    document = json.loads(path.read_text())
+    for name, value in values.items():
+        if value is None:
+            del document[name]
+        else:
+            document[name] = value
+    path.write_text(json.dumps(document))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 0x40
+    path.write_bytes(bytes(content))
+
+
+DAMAGE = {
+    "half a model": lambda folder: halve(folder / "model.safetensors"),
+    "half an optimizer": lambda folder: halve(folder / "optimizer.safetensors"),
+    "no model": lambda folder: (folder / "model.safetensors").unlink(),
+    "no optimizer": lambda folder: (folder / "optimizer.safetensors").unlink(),
+    "no state": lambda folder: (folder / "state.json").unlink(),
+    "half a state": lambda folder: halve(folder / "state.json"),
+    "an empty state": lambda folder: (folder / "state.json").write_text("{}"),
+    "a list": lambda folder: (folder / "state.json").write_text("[]"),
+    "no stream": lambda folder: change(folder / "state.json", stream=None),
+    "no random numbers": lambda folder: change(folder / "state.json", random=None),
+    "broken random numbers": lambda folder: change(folder / "state.json", random="xyz"),
+    "steps beyond the plan": lambda folder: change(folder / "state.json", steps=STEPS + 5),
+    "negative steps": lambda folder: change(folder / "state.json", steps=-1),
+    "steps turned back": lambda folder: change(folder / "state.json", steps=1),
+    "a flipped bit": lambda folder: flip(folder / "model.safetensors"),
+    "a pointer to nowhere": lambda folder: (folder.parent / "current").write_text("step-1-00000000"),
+    "a broken pointer": lambda folder: (folder.parent / "current").write_bytes(b"\xff\xfe\x00"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_gives_one_clear_error(tmp_path, damage):
+    stopped_at(5, tmp_path)
+    DAMAGE[damage](next(path for path in tmp_path.iterdir() if path.is_dir()))
+    with refused("damaged|no checkpoint") as caught:
+        fitted(checkpoint=tmp_path, resume=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_resuming_elsewhere_is_said(tmp_path):
+    stopped_at(5, tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        with pytest.warns(OtherEnvironment, match=f"threads was {threads} and is {threads + 1}"):
+            fitted(checkpoint=tmp_path, resume=True)
+    finally:
+        torch.set_num_threads(threads)
+    with pytest.warns(OtherEnvironment, match="physical_batch was None and is 3"):
+        fitted(checkpoint=tmp_path, resume=True, max_physical_batch=3)
+
+
+def test_a_run_with_other_coins_cannot_be_put_where_a_checkpoint_was(tmp_path):
+    """Its steps would be taken again under new noise, and spend once more."""
+    plan = planned("scale", STEPS)
+    of = fingerprint(plan, people(), records())
+    model, optimizer, loader = private(None, plan, seed=None)
+    batches = iter(loader)
+    take(model, optimizer, next(batches))
+    save_checkpoint(tmp_path, optimizer, loader, of)
+    other, another, elsewhere = private(None, plan, seed=None)
+    with refused("stream|coins|run"):
+        Checkpoint(tmp_path, of).restore(another, elsewhere)
+    take(model, optimizer, next(batches))
+    release(model, optimizer)
+    found = Checkpoint(tmp_path, of)
+    again, resumed, rest = private(None, plan, seed=None, stream=found.stream, kernels=found.kernels)
+    found.restore(resumed, rest)
+    take(again, resumed, next(iter(rest)))
+    assert torch.equal(flat(again), flat(model))
+    assert not torch.equal(flat(other), flat(model))
+
+
+def test_a_running_run_is_not_turned_back_by_a_checkpoint(tmp_path):
+    plan = planned("scale", STEPS)
+    of = fingerprint(plan, people(), records())
+    model, optimizer, loader = private(None, plan, seed=None)
+    save_checkpoint(tmp_path, optimizer, loader, of)
+    batches = iter(loader)
+    take(model, optimizer, next(batches))
+    before = flat(model)
+    with refused("."):
+        Checkpoint(tmp_path, of).restore(optimizer, loader)
+    assert optimizer.account().steps == 1
+    assert torch.equal(flat(model), before)
