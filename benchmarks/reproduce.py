@@ -65,6 +65,7 @@ def main() -> None:
     plan = sartor.plan(budgets, asked.scheme, steps=steps, batch=batch, clip=clip, accountant=asked.accountant)
     torch.manual_seed(asked.seed)
     model = build(default_for(asked.dataset), shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
+    model = model.to(memory_format=torch.channels_last)  # the same numbers; pooling is quicker so
     start = time.perf_counter()
     result = sartor.fit(model, data.train, budgets, plan, lr=lr, public=data.test, every=max(1, steps // 10), seed=asked.seed)
     inputs, targets = data.test.tensors

@@ -18,7 +18,7 @@ from sartor.data import load
 from sartor.models import build
 from sartor.sgd import evaluate
 
-STEPS, BATCH, CLIP, LR, DELTA = 300, 256, 0.5, 2.0, 1e-4
+STEPS, BATCH, CLIP, LR, DELTA = 300, 256, 0.5, 1.0, 1e-4
 
 
 def opacus(digits, strictest: float) -> float:  # type: ignore[no-untyped-def]

@@ -61,8 +61,8 @@ class PrivateOptimizer(Optimizer):
             for parameter in group["params"]:
                 if id(parameter) not in ours and (parameter.requires_grad or parameter.grad is not None):
                     raise SartorError(
-                        f"{names.get(id(parameter), 'a parameter of the optimizer')} was frozen or absent when the model was made private, so "
-                        "its gradients are neither clipped nor noised; make the model private with all that is to be trained."
+                        f"{names.get(id(parameter), 'a parameter of the optimizer')} was frozen or absent when the run began, so its "
+                        "gradients are neither clipped nor noised; make the model private with all that is to be trained."
                     )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
