@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
@@ -180,11 +180,17 @@ def _own_peak(network: str, contender: str) -> float:
     make, batch = NETWORKS[network]
     x, y = batch()
     model = make()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _resident("VmRSS")
     step = CONTENDERS[contender](model, x, y)
     for _ in range(3):
         step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return (_resident("VmHWM") - before) / 1024
+
+
+def _resident(which: str) -> float:
+    """Memory of this process in kB: now (VmRSS) or at its highest (VmHWM)."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return float(lines[which].split()[0])
 
 
 def main() -> None:

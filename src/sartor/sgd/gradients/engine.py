@@ -281,7 +281,7 @@ class PerExample:
         ]
 
     def _row(self, unit: Watched, call: _Noted, chosen: Tensor | None) -> tuple[tuple[Any, ...], Mapping[str, Any], list[Tensor]]:
-        gradients = [call.gradients.get(i, torch.zeros_like(out)) for i, out in enumerate(call.outputs)]
+        gradients = [call.gradients[i] if i in call.gradients else torch.zeros_like(out) for i, out in enumerate(call.outputs)]
         examples = gradients[0].shape[unit.first]
 
         def place(value: Any) -> Any:

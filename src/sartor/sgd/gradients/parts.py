@@ -30,15 +30,15 @@ class Part(Protocol):
 
 @dataclass(eq=False)
 class Formed:
-    """Gradients as one tensor, the examples first."""
+    """Gradients as one tensor, the examples first; with their norms, where whoever formed them has them at hand."""
 
     gradients: Tensor
+    norms: Tensor | None = None
 
     @cached_property
     def squared_norms(self) -> Tensor:
         """One squared norm per example."""
-        flat = self.gradients.reshape(len(self.gradients), -1)
-        norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
+        norms: Tensor = lengths(self.gradients) if self.norms is None else self.norms
         return norms.double().square()
 
     def weighted(self, factors: Tensor) -> Tensor:
@@ -76,6 +76,12 @@ class Implicit:
     def weighted(self, factors: Tensor) -> Tensor:
         """The sum over examples of factor times gradient."""
         return self.weigh(factors)
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """The norm of each row, whatever its shape."""
+    found: Tensor = torch.linalg.vector_norm(rows.reshape(len(rows), -1), dim=1)
+    return found
 
 
 def norms_from_products(left: Tensor, right: Tensor) -> Tensor:

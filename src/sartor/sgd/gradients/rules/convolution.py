@@ -1,8 +1,9 @@
 """Convolutions of one to three dimensions, with stride, padding, dilation and groups, in three ways.
 
-*strided*: copy the patches that each output position saw (a strided view of the padded input) and multiply; torch's own im2col is several
-times slower on a CPU. *grouped*: the library's own weight gradient, with every example as a group of its own. *ghost*: norms from
-products of patches, then one ordinary weight gradient of the scaled sum; pays where positions are few and channels many.
+*strided*: copy the patches that each output position saw (a strided view of the padded input) and multiply, some examples at a time;
+torch's own im2col is several times slower on a CPU. *grouped*: the library's own weight gradient, with every example as a group of its own.
+*ghost*: norms from products of patches, then one ordinary weight gradient of the scaled sum; pays where positions are few and channels
+many.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sartor.sgd.gradients.parts import Formed, Implicit, Part, norms_from_products
+from sartor.sgd.gradients.parts import Formed, Implicit, Part, lengths, norms_from_products
 from sartor.sgd.gradients.registry import Call, rule
+
+CACHED = 12 * 2**20  # bytes of patches that are formed and used before the next ones: what processors keep close
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -35,17 +38,30 @@ def convolution(call: Call) -> dict[str, Part]:
     positions = prod(gradient.shape[2:])
     take = call.kernels.workspace.take
 
-    def patches() -> Tensor:
-        view = _patches(layer, _padded(layer, call.input), gradient.shape[2:])
-        return take("patches", tuple(view.shape), view.dtype).copy_(view).reshape(examples * groups, prod(shape[1:]), positions)
+    def patches(begin: int, end: int) -> Tensor:
+        """What each position saw: (examples x groups, numbers in a patch, positions)."""
+        view = _patches(layer, _padded(layer, call.input[begin:end]), gradient.shape[2:])
+        if shape[1] > 1:
+            return take("patches", tuple(view.shape), view.dtype).copy_(view).reshape((end - begin) * groups, prod(shape[1:]), positions)
+        # of one channel a whole patch lies closer together than a whole row of positions
+        sides = len(layer.kernel_size)
+        view = view.permute(0, 1, *range(2 + sides, 2 + 2 * sides), *range(2, 2 + sides))
+        copied = take("patches", tuple(view.shape), view.dtype).copy_(view)
+        return copied.reshape((end - begin) * groups, positions, prod(shape[1:])).transpose(1, 2)
 
     def strided() -> Part:
-        left = gradient.reshape(examples * groups, gradient.shape[1] // groups, positions)
-        right = patches()
         # what is to be added to another call's must outlive it, so it does not lie in shared memory
-        into = None if call.form else take(f"{call.name}.formed", (examples * groups, left.shape[1], right.shape[1]), left.dtype)
-        into = torch.bmm(left, right.transpose(1, 2), out=into)
-        return Formed(into.reshape(examples, *shape))
+        whole = (examples * groups, shape[0] // groups, prod(shape[1:]))
+        into = gradient.new_empty(whole) if call.form else take(f"{call.name}.formed", whole, gradient.dtype)
+        norms = gradient.new_empty(examples)
+        size = max(1, CACHED // (prod(shape[1:]) * positions * groups * gradient.element_size()))
+        for begin in range(0, examples, size):
+            end = min(begin + size, examples)
+            left = gradient[begin:end].reshape((end - begin) * groups, shape[0] // groups, positions)
+            formed = into[begin * groups : end * groups]
+            torch.bmm(left, patches(begin, end).transpose(1, 2), out=formed)
+            norms[begin:end] = lengths(formed.reshape(end - begin, -1))
+        return Formed(into.reshape(examples, *shape), norms)
 
     def grouped() -> Part:
         inputs, padding = (call.input, layer.padding) if _is_plain(layer) else (_padded(layer, call.input), 0)
@@ -61,7 +77,7 @@ def convolution(call: Call) -> dict[str, Part]:
 
     def ghost() -> Part:
         left = gradient.reshape(examples, gradient.shape[1], positions).transpose(1, 2)
-        return Implicit(norms_from_products(patches().transpose(1, 2), left), weigh)
+        return Implicit(norms_from_products(patches(0, examples).transpose(1, 2), left), weigh)
 
     def weigh(factors: Tensor) -> Tensor:
         inputs, padding = (call.input, layer.padding) if _is_plain(layer) else (_padded(layer, call.input), 0)
@@ -71,10 +87,9 @@ def convolution(call: Call) -> dict[str, Part]:
     ways = {"strided": strided, "grouped": grouped}
     if not call.form and groups == 1 and positions**2 < 4 * prod(shape):
         ways["ghost"] = ghost
-    otherwise = "grouped" if prod(shape[1:]) >= 128 and positions >= 128 else "strided"
     if call.form and call.kernels.chosen.get(f"{call.name}.weight") == "ghost":
         return {**parts, "weight": strided()}
-    return {**parts, "weight": call.kernels.choose(f"{call.name}.weight", ways, otherwise, gradient)}
+    return {**parts, "weight": call.kernels.choose(f"{call.name}.weight", ways, "strided", gradient)}
 
 
 def _padded(layer: Convolution, inputs: Tensor) -> Tensor:
