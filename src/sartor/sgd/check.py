@@ -2,7 +2,7 @@
 
 Before the first noisy gradient leaves, on the first batch of two or more: (1) no example's output may depend on another's, with the model
 as it trains; (2) each parameter's per-example gradient norms must be those of a naive loop, random layers off. The layer that disagrees
-is named, and the check stays armed until it has passed. At every step: no buffer may change in the forward pass.
+is named, and the check stays armed until it has passed. At every step: no parameter or buffer may change in the forward pass.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from sartor.errors import SartorError, SartorWarning
 from sartor.sgd.gradients import PerExample
 
 EXAMPLES = 3
+SEEDS = 4
 TOLERANCE = 1e-3
 
 
@@ -27,45 +29,58 @@ class Unchecked(SartorWarning):
     """A model whose first step could not be compared with a naive loop."""
 
 
-class Buffers:
-    """The model's buffers as they were when a batch was opened."""
+class Kept:
+    """The model's parameters and buffers as they were when a batch was opened: a forward pass must leave them so."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._kept: dict[str, tuple[Tensor, Tensor]] = {}
+        self._parameters: dict[str, tuple[Tensor, Tensor]] = {}
+        self._buffers: dict[str, tuple[Tensor, Tensor]] = {}
 
     def keep(self) -> None:
         """Remember them."""
-        self._kept = {name: (buffer, buffer.detach().clone()) for name, buffer in self._model.named_buffers()}
+        self._parameters = {name: (value, value.detach().clone()) for name, value in self._model.named_parameters()}
+        self._buffers = {name: (value, value.detach().clone()) for name, value in self._model.named_buffers()}
 
     def refuse_changes(self) -> None:
-        """Whether the forward pass changed one; if so it is put back as it was."""
-        now = dict(self._model.named_buffers())
-        changed = [n for n, (buffer, copy) in self._kept.items() if now.get(n) is not buffer or not torch.equal(buffer, copy)]
-        changed += [name for name in now if name not in self._kept]
+        """Whether the forward pass changed one; if so all are put back as they were."""
+        changed = [f"the parameter {n}" for n in self._changed(self._parameters, dict(self._model.named_parameters()))]
+        changed += [f"the buffer {n}" for n in self._changed(self._buffers, dict(self._model.named_buffers()))]
         if changed:
             self.put_back()
             raise SartorError(
-                f"the buffer {changed[0]} changed while private data went through the model: it would carry them out beside the "
-                "accounting; use a layer without running statistics."
+                f"{changed[0]} changed while private data went through the model: it would carry them out beside the accounting; use "
+                "layers without running statistics and without parameters that follow the data."
             )
 
+    def _changed(self, kept: dict[str, tuple[Tensor, Tensor]], now: dict[str, Any]) -> list[str]:
+        found = [n for n, (value, copy) in kept.items() if now.get(n) is not value or not _same(value, copy)]
+        return found + [name for name in now if name not in kept]
+
+    @torch.no_grad()
     def put_back(self) -> None:
         """As they were."""
-        for name, (buffer, copy) in self._kept.items():
-            buffer.data.copy_(copy)
-            owner, _, short = name.rpartition(".")
-            self._model.get_submodule(owner)._buffers[short] = buffer
-        for name in [n for n, _ in self._model.named_buffers() if n not in self._kept]:
-            owner, _, short = name.rpartition(".")
-            del self._model.get_submodule(owner)._buffers[short]
+        for value, copy in self._parameters.values():
+            value.data.copy_(copy)
+        for name, (value, copy) in self._buffers.items():
+            value.data.copy_(copy)
+            self._owner(name)._buffers[name.rpartition(".")[2]] = value
+        for name in [n for n, _ in self._model.named_buffers() if n not in self._buffers]:
+            del self._owner(name)._buffers[name.rpartition(".")[2]]
+
+    def _owner(self, name: str) -> nn.Module:
+        return self._model.get_submodule(name.rpartition(".")[0])
+
+
+def _same(value: Tensor, copy: Tensor) -> bool:
+    return torch.equal(value, copy) or bool(((value == copy) | ((value != value) & (copy != copy))).all())
 
 
 class SelfCheck:
     """Notes what the model is given in a batch, then compares."""
 
-    def __init__(self, engine: PerExample, buffers: Buffers) -> None:
-        self.engine, self.buffers = engine, buffers
+    def __init__(self, engine: PerExample, kept: Kept) -> None:
+        self.engine, self.kept = engine, kept
         self._given: tuple[Any, Any] | None = None
         self._rows = 0
         self._hook = engine.model.register_forward_pre_hook(self._note, with_kwargs=True)
@@ -90,10 +105,17 @@ class SelfCheck:
             self._skip("its submodules are called one by one, not the model")
         else:
             given, self._given = self._given, None
+            if not self._varies(given):
+                return False
             with self._aside():
                 self._compare(given, min(EXAMPLES, self._rows))
         self.detach()
         return True
+
+    def _varies(self, given: tuple[Any, Any]) -> bool:
+        """Whether examples differ in what is counted (tokens, categories), so that one can be changed into another."""
+        leaves = [v for v in tree_flatten(given)[0] if isinstance(v, Tensor) and v.dim() and len(v) == self._rows]
+        return any(v.is_floating_point() for v in leaves) or any(bool((v != v[:1]).any()) for v in leaves)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -106,7 +128,7 @@ class SelfCheck:
         finally:
             self.engine.close()
             self.engine.kernels.measure = measure
-            self.buffers.put_back()
+            self.kept.put_back()
             for module, training in modes:
                 module.training = training
             for parameter in self.engine.parameters.values():
@@ -114,7 +136,7 @@ class SelfCheck:
 
     def _compare(self, given: tuple[Any, Any], rows: int) -> None:
         some = self._cut(given, 0, rows)
-        self._refuse_influence(some, rows)
+        self._refuse_influence(given, rows)
         for module in self.engine.model.modules():
             module.training = False
         self.engine.open(torch.ones(rows))
@@ -143,39 +165,56 @@ class SelfCheck:
 
     @torch.no_grad()
     def _refuse_influence(self, given: tuple[Any, Any], rows: int) -> None:
-        """Change the first example, under the same random numbers: nobody else's output may move, in any layer."""
+        """Change an example, under the same random numbers: nobody else's output may move, in any layer. Several ways and many draws."""
+        some = self._cut(given, 0, rows)
+        for seed in range(SEEDS):
+            for place in range(rows):
+                for way in ("little", "much"):
+                    draw = seed * 2 * rows + 2 * place + (way == "much")
+                    before, after = self._outputs(some, draw), self._outputs(self._with_another(given, rows, place, way), draw)
+                    self._refuse_difference(before, after, rows, place)
+
+    def _with_another(self, given: tuple[Any, Any], rows: int, place: int, way: str) -> tuple[Any, Any]:
+        """The first examples, one of them changed: numbers by a little or by much, tokens into those of somebody who has others."""
 
         def changed(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.dim() or len(value) != rows:
+            if not isinstance(value, Tensor) or not value.dim() or len(value) != self._rows:
                 return value
-            other = value.clone()
-            other[0] = 0.3 - 0.5 * value[0] if value.is_floating_point() else value[1]
-            return other
+            some = value[:rows].clone()
+            if value.is_floating_point():
+                some[place] = 0.3 - 0.5 * some[place] if way == "little" else 1.0 - 30.0 * some[place]
+            else:
+                others = (value != value[place]).reshape(len(value), -1).any(1).nonzero()
+                some[place] = value[others[0 if way == "little" else -1, 0]] if len(others) else value[place]
+            return some
 
-        seen: list[list[tuple[str, Tensor]]] = []
-        for inputs, keywords in (given, tree_map(changed, given)):
-            found: list[tuple[str, Tensor]] = []
-            hooks = [
-                module.register_forward_hook(
-                    lambda module, _, out, name=name, into=found: into.extend(
-                        (name, leaf.detach().clone())
-                        for leaf in tree_flatten(out)[0]
-                        if isinstance(leaf, Tensor) and leaf.is_floating_point()
-                    )
-                )
-                for name, module in self.engine.model.named_modules()
-            ]
-            try:
-                torch.manual_seed(0)
-                self.engine.model(*inputs, **keywords)
-            finally:
-                for hook in hooks:
-                    hook.remove()
-            seen.append(found)
-        for (name, before), (_, after) in zip(*seen, strict=False):
-            if before.shape != after.shape or not before.dim() or len(before) != rows:
+        inputs, keywords = tree_map(changed, given)
+        return inputs, keywords
+
+    def _outputs(self, given: tuple[Any, Any], seed: int) -> list[tuple[str, Tensor]]:
+        """What every layer puts out under some random numbers."""
+        found: list[tuple[str, Tensor]] = []
+
+        def note(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+            leaves, _ = tree_flatten(output)
+            found.extend((name, leaf.clone()) for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
+
+        hooks = [module.register_forward_hook(partial(note, name)) for name, module in self.engine.model.named_modules()]
+        try:
+            torch.manual_seed(seed)
+            self.engine.model(*given[0], **given[1])
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self.kept.put_back()
+        return found
+
+    def _refuse_difference(self, before: list[tuple[str, Tensor]], after: list[tuple[str, Tensor]], rows: int, place: int) -> None:
+        others = [i for i in range(rows) if i != place]
+        for (name, one), (_, two) in zip(before, after, strict=False):
+            if one.shape != two.shape or not one.dim() or len(one) != rows:
                 continue
-            if not torch.allclose(before[1:], after[1:], rtol=TOLERANCE, atol=1e-5, equal_nan=True):
+            if not torch.allclose(one[others], two[others], rtol=TOLERANCE, atol=1e-5, equal_nan=True):
                 raise SartorError(
                     f"the self-check of the first step failed: {name or 'the model'} mixes examples (changing one changed what it puts "
                     "out for the others), so no example's influence can be bounded. Nothing was released."

@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError, SartorWarning
@@ -36,7 +36,7 @@ from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.stream import Stream
 
 _CURRENT = "current"
-_SAMPLED = 64
+_SAMPLED = 10_000
 _OURS = re.compile(r"step-\d+-[0-9a-f]{8}(\.pointer)?")
 
 
@@ -67,12 +67,20 @@ def _digest(*chunks: bytes | memoryview) -> str:
 
 
 def _data_digest(dataset: Any) -> str:
+    """Tensors, and parts and chains of them, are read whole; other data sets record by record up to a number, beyond it in part."""
     if type(dataset) is TensorDataset:
         return _digest(*(_bytes(tensor) for tensor in dataset.tensors))
-    places = np.unique(np.linspace(0, len(dataset) - 1, _SAMPLED).astype(int))
+    if type(dataset) is Subset:
+        return _digest(_data_digest(dataset.dataset).encode(), np.asarray(dataset.indices, np.int64).tobytes())
+    if type(dataset) is ConcatDataset:
+        return _digest(*(_data_digest(part).encode() for part in dataset.datasets))
+    places = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _SAMPLED)).astype(int))
+    hashed = hashlib.blake2b(str(len(dataset)).encode(), digest_size=16)
     with seeded(0):
-        leaves, _ = tree_flatten([dataset[int(i)] for i in places])
-    return _digest(str(len(dataset)).encode(), *(_leaf(value) for value in leaves))
+        for i in places:
+            for value in tree_flatten(dataset[int(i)])[0]:
+                hashed.update(_leaf(value))
+    return hashed.hexdigest()
 
 
 def _leaf(value: Any) -> bytes | memoryview:
@@ -264,7 +272,8 @@ def _fill_optimizer(optimizer: PrivateOptimizer, tensors: dict[str, Tensor], sca
 def _jsonable(value: Any, what: str) -> Any:
     """Plain values as JSON keeps them; keys that are not text become pairs, since JSON would make text of them."""
     document = _to_json(value, what)
-    if _from_json(json.loads(json.dumps(document))) != _listed(value):
+    written = json.dumps(document)
+    if json.dumps(_to_json(_from_json(json.loads(written)), what)) != written:
         raise SartorError(f"the state of {what} does not survive being written as JSON, so it cannot be stored without pickle.")
     return document
 
@@ -289,12 +298,6 @@ def _from_json(value: Any) -> Any:
                 return kind({key: _from_json(inner) for key, inner in value[mark]})
         return {key: _from_json(inner) for key, inner in value.items()}
     return [_from_json(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _listed(inner) for key, inner in value.items()}
-    return [_listed(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _write(path: Path, content: bytes) -> None:

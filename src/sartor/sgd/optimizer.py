@@ -23,6 +23,8 @@ class PrivateOptimizer(Optimizer):
     def __init__(self, optimizer: Optimizer, run: Run) -> None:  # the parent's state is the inner optimizer's, so it is not set up twice
         self.inner = optimizer
         self.run = run
+        self._stepping = False
+        self._guard = optimizer.register_step_pre_hook(self._refuse_bare_steps)
         self._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
         self._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
 
@@ -51,7 +53,19 @@ class PrivateOptimizer(Optimizer):
             return
         for name, parameter in self.run.engine.parameters.items():
             parameter.grad = gradients[name]
-        self.inner.step()
+        self._stepping = True
+        try:
+            self.inner.step()
+        finally:
+            self._stepping = False
+
+    def _refuse_bare_steps(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        if not self._stepping:
+            raise SartorError("this optimizer belongs to a private run: step the one that make_private returned.")
+
+    def let_go(self) -> None:
+        """Give the inner optimizer back; its steps are the user's again."""
+        self._guard.remove()
 
     def _refuse_others(self) -> None:
         """Parameters that were thawed or added after the run began have bare gradients: they must not move by them."""
@@ -85,6 +99,9 @@ class PrivateOptimizer(Optimizer):
     def account(self) -> Account:
         """What each group has spent so far."""
         return self.run.account()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise SartorError("a private run cannot be copied or pickled; use a checkpoint.")
 
     def __repr__(self) -> str:
         return f"PrivateOptimizer({type(self.inner).__name__}, {self.run.account()!r})"

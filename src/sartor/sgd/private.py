@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.plans import Plan
+from sartor.sgd.check import Kept
 from sartor.sgd.gradients import Kernels, PerExample
 from sartor.sgd.loader import PrivateLoader, check_collate, check_dataset
 from sartor.sgd.optimizer import PrivateOptimizer
@@ -101,6 +102,7 @@ def release(model: nn.Module, optimizer: PrivateOptimizer) -> nn.Module:
     if model is not optimizer.run.engine.model:
         raise SartorError("this optimizer belongs to the run of another model.")
     optimizer.run.end()
+    optimizer.let_go()
     for parameter in model.parameters():
         setattr(parameter, _MARK, False)
     return model
@@ -132,6 +134,8 @@ def _fitting(engine: PerExample, dataset: Any, collate: Any) -> int:
         flat, _ = tree_flatten((inputs, output))
         seen += sum(t.numel() * t.element_size() for t in flat if isinstance(t, Tensor))
 
+    kept = Kept(engine.model)
+    kept.keep()
     hooks = [module.register_forward_hook(count) for module in engine.model.modules()]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -141,6 +145,7 @@ def _fitting(engine: PerExample, dataset: Any, collate: Any) -> int:
             "the model does not take a record's first tensor alone, so its memory cannot be measured; give a number."
         ) from error
     finally:
+        kept.put_back()
         for hook in hooks:
             hook.remove()
     each = 3 * seen + 4 * sum(p.numel() for p in engine.parameters.values())

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from sartor.errors import SartorError
 from sartor.plans import Plan
 from sartor.sgd.account import Account
-from sartor.sgd.check import Buffers, SelfCheck
+from sartor.sgd.check import Kept, SelfCheck
 from sartor.sgd.gradients import PerExample
 from sartor.sgd.stream import Stream, normal
 
@@ -64,8 +64,8 @@ class Run:
         self._piece: Piece | None = None
         self._pieces = 0
         self._sums: dict[str, Tensor] = {}
-        self._buffers = Buffers(engine.model)
-        self._check = SelfCheck(engine, self._buffers) if check else None
+        self._kept = Kept(engine.model)
+        self._check = SelfCheck(engine, self._kept) if check else None
 
     @property
     def steps(self) -> int:
@@ -115,7 +115,7 @@ class Run:
         for parameter in self.engine.parameters.values():
             parameter.grad = None
         self._piece = piece
-        self._buffers.keep()
+        self._kept.keep()
         self.engine.open(piece.clips)
         if self._check is not None:
             self._check.begin(len(piece.clips))
@@ -140,7 +140,7 @@ class Run:
             raise OutOfTurn(
                 "no backward pass through the private model was seen for this batch; call loss.backward() before optimizer.step()."
             )
-        self._buffers.refuse_changes()
+        self._kept.refuse_changes()
         sums = self.engine.clipped_sums(len(piece.clips) if self.reduction == "mean" else 1.0)
         if self._check is not None and self._check.passed():
             self._check = None

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from sartor.budgets import Budgets
@@ -131,10 +132,12 @@ def fit(
         repeatable=checkpoint is not None,
     )
     modes = [(module, module.training) for module in model.modules()]
-    history: list[dict[str, float]] = [] if found is None else list(found.public["history"])
-    stopped = found is not None and bool(found.public["stopped"])
+    history: list[dict[str, float]] = [] if found is None else list(found.public.get("history", ()))
+    stopped = found is not None and bool(found.public.get("stopped"))
     try:
         schedule = None if scheduler is None else scheduler(private)
+        if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise SartorError("ReduceLROnPlateau follows a figure that fit does not give it; step it by public data in a loop of your own.")
         if found is not None:
             found.restore(private, loader, schedule)
 
@@ -218,7 +221,7 @@ class Loss:
 
     def __init__(self, given: Callable[..., Tensor] | None) -> None:
         self._given: Callable[..., Tensor] = functional.cross_entropy if given is None else given
-        self._mean = True
+        self._mean, self._checked = True, False
         self._keywords: dict[str, str] = {}
         reduction = getattr(self._given, "reduction", None)
         if isinstance(self._given, nn.Module) and isinstance(reduction, str):
@@ -237,8 +240,27 @@ class Loss:
                 "the loss gives one number for the whole batch, which may mix examples: give one number per example (reduction='none'), or "
                 "a loss of torch.nn, which can be asked to."
             )
+        if not self._checked and len(value) > 1:
+            self._refuse_mixing(value, outputs, targets)
+            self._checked = True
         flat = value.reshape(len(value), -1)
         return flat.mean(1) if self._mean else flat.sum(1)
+
+    def _refuse_mixing(self, value: Tensor, outputs: Any, targets: Any) -> None:
+        """An example's loss must be the same whoever else is in the batch; a shape that broadcasts (n, 1) against (n) is not."""
+        for begin, end in ((0, 1), (len(value) - 1, len(value))):
+
+            def cut(given: Any, rows: slice = slice(begin, end)) -> Any:
+                return given[rows] if isinstance(given, Tensor) and given.dim() and len(given) == len(value) else given
+
+            mine = tree_map(cut, (outputs, targets))
+            with torch.no_grad():
+                alone = self._given(*mine, **self._keywords)
+            if alone.shape[1:] != value.shape[1:] or not torch.allclose(alone, value[begin:end], rtol=1e-3, atol=1e-5, equal_nan=True):
+                raise SartorError(
+                    "an example's loss depends on the others in its batch, so no one's influence can be bounded; compare the shapes of "
+                    "outputs and targets: (n, 1) against (n) makes n x n losses."
+                )
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

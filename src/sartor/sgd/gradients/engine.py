@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from sartor.errors import SartorError
 from sartor.sgd.gradients.kernels import Kernels
 from sartor.sgd.gradients.modules import Watched, watched
-from sartor.sgd.gradients.parts import Formed, Part
+from sartor.sgd.gradients.parts import Formed, Part, Product
 from sartor.sgd.gradients.registry import Call
 
 MARGIN = 2.0**-16
@@ -56,6 +56,8 @@ class _Noted:
     gradients: dict[int, Tensor] = field(default_factory=dict)
 
     def receive(self, place: int, gradient: Tensor) -> None:
+        if gradient.requires_grad:
+            raise SartorError("a gradient of a gradient (create_graph=True) has no per-example rule; leave it out of private training.")
         known = self.gradients.get(place)
         self.gradients[place] = gradient if known is None else known + gradient
 
@@ -76,6 +78,8 @@ class PerExample:
     def __init__(self, model: nn.Module, *, kernels: Kernels | None = None) -> None:
         self.model = model
         self.kernels = Kernels() if kernels is None else kernels
+        if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+            raise SartorError("private training runs on the CPU for now; move the model there.")
         self.units = watched(model)
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         wide = any(p.dtype == torch.float64 for p in self.parameters.values())
@@ -85,7 +89,8 @@ class PerExample:
         self._noted: dict[int, list[_Noted]] = defaultdict(list)
         self._anchor = torch.zeros((), requires_grad=True)
         self._thresholds: Tensor | None = None
-        self._hidden: dict[int, list[nn.Parameter]] = {}
+        self._hidden: dict[int, list[nn.Parameter]] = defaultdict(list)
+        self._shared: dict[int, set[int]] = defaultdict(set)
         self._hooks: list[Any] = []
         for place, unit in enumerate(self.units):
             self._watch(place, unit)
@@ -96,7 +101,7 @@ class PerExample:
         def before(module: nn.Module, inputs: Any) -> None:
             if self._records(module, unit):
                 hidden = [parameter for parameter in parameters if parameter.requires_grad]
-                self._hidden[place] = hidden
+                self._hidden[place] += hidden
                 for parameter in hidden:
                     parameter.requires_grad_(False)
 
@@ -129,7 +134,14 @@ class PerExample:
         return module is unit.module and self._thresholds is not None and torch.is_grad_enabled()
 
     def _note(self, place: int, unit: Watched, inputs: tuple[Any, ...], keywords: Mapping[str, Any], output: Any) -> Any:
+        assert self._thresholds is not None
+        given, _ = tree_flatten((inputs, dict(keywords)))
         leaves, structure = tree_flatten(output)
+        # an input that once had another number of rows than there were examples is common to all of them, also when the numbers agree
+        for i, value in enumerate(given):
+            if not isinstance(value, Tensor) or not value.dim() or len(value) != len(self._thresholds):
+                self._shared[place].add(i)
+        several = sum(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves) > 1
         noted = _Noted(
             tree_map(_detached, inputs),
             tree_map(_detached, dict(keywords)),
@@ -138,6 +150,9 @@ class PerExample:
         for i, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
                 continue
+            # the gradient at an alias, or at an output that others are made from, would hold more than what comes from outside
+            if several or leaf._is_view() or isinstance(leaf, nn.Parameter) or any(leaf is value for value in given):
+                leaf = leaf.clone()
             tensor = leaf if leaf.requires_grad else _Start.apply(leaf, self._anchor)  # type: ignore[no-untyped-call]
             tensor = self._examples_first(unit, tensor)
             tensor.register_hook(partial(noted.receive, len(noted.outputs)))
@@ -211,19 +226,19 @@ class PerExample:
         thresholds, noted = self._thresholds, dict(self._noted)
         self.close()
         everyone = torch.arange(len(thresholds))
-        parts = self._parts(noted, None) if len(everyone) else []
-        norms = self._norms(parts, len(thresholds)) * scale
+        entries = self._parts(noted) if len(everyone) else []
+        norms = self._norms([part for _, _, part in entries], len(thresholds)) * scale
         # a factor so small that products with it lose their digits could round up: such an example contributes nothing
         usable = torch.isfinite(norms) & (thresholds > SMALLEST_FACTOR * norms) & (thresholds > 0)
         if not bool(usable.all()):
             # rows that are not used must not touch the sums at all: zero times infinity is not zero
             everyone = everyone[usable]
-            parts = self._parts(noted, everyone)
+            entries = [(place, name, self._only(noted, place, name, part, everyone)) for place, name, part in entries]
         factors = scale * (1 - MARGIN) * torch.clamp(thresholds[everyone].double() / norms[everyone].clamp_min(1e-300), max=1.0)
         factors = factors.to(self._precision)
         sums = {name: torch.zeros_like(value, dtype=self._precision) for name, value in self.parameters.items()}
         if len(everyone):
-            for name, part in parts:
+            for _, name, part in entries:
                 sums[name] = sums[name] + part.weighted(factors).reshape(sums[name].shape)
         return sums, norms
 
@@ -237,7 +252,7 @@ class PerExample:
         """For each parameter that was used, each example's gradient norm (of private data: sensitive); ends the batch."""
         noted = dict(self._noted)
         self.close()
-        return {name: part.squared_norms.sqrt() for name, part in self._parts(noted, None)}
+        return {name: part.squared_norms.sqrt() for _, name, part in self._parts(noted)}
 
     def _refuse_foreign_gradients(self) -> None:
         for name, parameter in self.parameters.items():
@@ -248,40 +263,54 @@ class PerExample:
                     "call zero_grad first."
                 )
 
-    def _parts(self, noted: Mapping[int, Sequence[_Noted]], chosen: Tensor | None) -> list[tuple[str, Part]]:
-        found: list[tuple[str, Part]] = []
+    def _parts(self, noted: Mapping[int, Sequence[_Noted]]) -> list[tuple[int, str, Part]]:
+        """Per-example gradients of every parameter that was used, with the place of the unit that they come from."""
+        found: list[tuple[int, str, Part]] = []
         summed: dict[str, Tensor] = {}
         for place, unit in enumerate(self.units):
-            calls = [call for call in noted.get(place, ()) if call.gradients]
-            if not calls:
-                continue
-            for made in self._calls(unit, calls, chosen):
+            for made in self._calls(place, noted, None):
                 for short, part in unit.rule(made).items():
                     name = self._full(unit, short)
                     if not made.form:
-                        found.append((name, part))
+                        found.append((place, name, part))
                     else:
                         assert isinstance(part, Formed)
                         known = summed.get(name)
                         summed[name] = part.gradients if known is None else known + part.gradients
-        return found + [(name, Formed(gradients)) for name, gradients in summed.items()]
+        return found + [(-1, name, Formed(gradients)) for name, gradients in summed.items()]
 
-    def _calls(self, unit: Watched, noted: Sequence[_Noted], chosen: Tensor | None) -> list[Call]:
+    def _only(self, noted: Mapping[int, Sequence[_Noted]], place: int, name: str, part: Part, rows: Tensor) -> Part:
+        """The same gradients, of some examples alone. What was formed is never formed a second time: it might come out differently."""
+        if isinstance(part, Formed):
+            return Formed(part.gradients[rows])
+        if isinstance(part, Product):
+            return Product(part.left[rows], part.right[rows])
+        (call,) = self._calls(place, noted, rows)
+        again = self.units[place].rule(call)
+        return next(found for short, found in again.items() if self._full(self.units[place], short) == name)
+
+    def _calls(self, place: int, noted: Mapping[int, Sequence[_Noted]], chosen: Tensor | None) -> list[Call]:
         """The calls of a unit as its rule reads them; many calls of a linear layer become one over as many positions."""
+        unit, seen = self.units[place], [call for call in noted.get(place, ()) if call.gradients]
         shared = any(len(self._owners[self._full(unit, short)]) > 1 for short in unit.wanted)
-        rows = [self._row(unit, call, chosen) for call in noted]
+        rows = [self._row(unit, call, chosen) for call in seen]
         if len(rows) > 1 and isinstance(unit.module, nn.Linear) and not unit.is_general:
-            inputs = torch.cat([r[0][0].reshape(len(r[0][0]), -1, r[0][0].shape[-1]) for r in rows], 1)
-            gradient = torch.cat([r[2][0].reshape(len(r[2][0]), -1, r[2][0].shape[-1]) for r in rows], 1)
-            rows = [((inputs,), {}, [gradient])]
+            joined = [[r[0][0] if r[0] else next(iter(r[1].values())) for r in rows], [r[2][0] for r in rows]]
+            left, right = (torch.cat([t.reshape(len(t), -1, t.shape[-1]) for t in side], 1) for side in joined)
+            rows = [((left,), {}, [right])]
         form = shared or len(rows) > 1
-        return [
-            Call(unit.name, unit.module, unit.wanted, inputs, keywords, gradients if unit.is_general else gradients[0], self.kernels, form)
-            for inputs, keywords, gradients in rows
-        ]
+        made = []
+        for inputs, keywords, gradients in rows:
+            leaves, _ = tree_flatten((inputs, dict(keywords)))
+            own = frozenset(range(len(leaves))) - self._shared[place]
+            given = gradients if unit.is_general else gradients[0]
+            made.append(Call(unit.name, unit.module, unit.wanted, inputs, keywords, given, self.kernels, form, own))
+        return made
 
     def _row(self, unit: Watched, call: _Noted, chosen: Tensor | None) -> tuple[tuple[Any, ...], Mapping[str, Any], list[Tensor]]:
         gradients = [call.gradients[i] if i in call.gradients else torch.zeros_like(out) for i, out in enumerate(call.outputs)]
+        if unit.is_general:
+            return call.inputs, call.keywords, gradients
         examples = gradients[0].shape[unit.first]
 
         def place(value: Any) -> Any:
@@ -291,20 +320,18 @@ class PerExample:
                 value = value.transpose(0, unit.first)
             if value.is_floating_point():
                 value = value.to(self._precision)
-            if len(value) == 1 and examples > 1 and not unit.is_general:
+            if len(value) == 1 and examples > 1:
                 value = value.expand(examples, *value.shape[1:])
-            if chosen is not None and len(value) == examples:
-                value = value[chosen]
-            return value
+            return value if chosen is None else value[chosen]
 
         return tuple(tree_map(place, call.inputs)), tree_map(place, dict(call.keywords)), [place(g) for g in gradients]
 
     def _full(self, unit: Watched, short: str) -> str:
         return self._names[id(unit.module.get_parameter(short))]
 
-    def _norms(self, parts: Sequence[tuple[str, Part]], examples: int) -> Tensor:
+    def _norms(self, parts: Sequence[Part], examples: int) -> Tensor:
         total = torch.zeros(examples, dtype=torch.float64)
-        for _, part in parts:
+        for part in parts:
             total = total + part.squared_norms
         return total.sqrt()
 

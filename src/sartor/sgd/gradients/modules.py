@@ -38,7 +38,7 @@ class Watched:
 
 def watched(model: nn.Module) -> list[Watched]:
     """Every module that owns trainable parameters; refuses what cannot be trained with privacy."""
-    found = list(_walk(model, "", 0))
+    found = list({id(unit.module): unit for unit in reversed(list(_walk(model, "", 0)))}.values())[::-1]  # a shared module is one
     if not found:
         raise SartorError("the model has no trainable parameters.")
     return found
@@ -54,10 +54,11 @@ def _walk(module: nn.Module, name: str, first: int) -> Iterator[Watched]:
         if wanted:
             for inside, child in module.named_modules():
                 _refuse(child, f"{name}.{inside}")
-                if isinstance(child, nn.Dropout) and child.p > 0:
+                if _is_random(child):
                     raise SartorError(
-                        f"{name or 'the model'} owns parameters beside a Dropout inside it, so its gradients would be formed under other "
-                        "random drops than its outputs were; move the parameters into a layer of their own, or set the dropout to 0."
+                        f"{name or 'the model'} owns parameters beside a random layer (dropout) inside it, so its gradients would be "
+                        "formed under other random drops than its outputs were; move the parameters into a layer of their own, or set the "
+                        "dropout to 0."
                     )
             yield Watched(name, module, wanted, general, first)
         return
@@ -65,6 +66,11 @@ def _walk(module: nn.Module, name: str, first: int) -> Iterator[Watched]:
         yield Watched(name, module, own, rule_for(module) or general, first)
     for child_name, child in module.named_children():
         yield from _walk(child, f"{name}.{child_name}" if name else child_name, _first(module, first))
+
+
+def _is_random(module: nn.Module) -> bool:
+    dropout = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+    return dropout or isinstance(module, nn.RReLU) or (isinstance(module, nn.MultiheadAttention) and module.dropout > 0)
 
 
 def _first(module: nn.Module, first: int) -> int:

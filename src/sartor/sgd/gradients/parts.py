@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+BLOCK = 1024
+
 
 class Part(Protocol):
     """Per-example gradients of one parameter."""
@@ -57,9 +59,9 @@ class Product:
     @cached_property
     def squared_norms(self) -> Tensor:
         """One squared norm per example."""
-        left: Tensor = torch.linalg.vector_norm(self.left, dim=1)
-        right: Tensor = torch.linalg.vector_norm(self.right, dim=1)
-        return (left.double() * right.double()).square()
+        left: Tensor = torch.linalg.vector_norm(self.left, dim=1, dtype=torch.float64)
+        right: Tensor = torch.linalg.vector_norm(self.right, dim=1, dtype=torch.float64)
+        return (left * right).square()
 
     def weighted(self, factors: Tensor) -> Tensor:
         """The sum over examples of factor times gradient."""
@@ -79,17 +81,21 @@ class Implicit:
 
 
 def lengths(rows: Tensor) -> Tensor:
-    """The norm of each row, whatever its shape."""
-    found: Tensor = torch.linalg.vector_norm(rows.reshape(len(rows), -1), dim=1)
-    return found
+    """The norm of each row, whatever its shape. Long float32 sums lose digits, so they are taken over short blocks first."""
+    flat = rows.reshape(len(rows), -1)
+    whole = flat.shape[1] // BLOCK * BLOCK
+    blocks: Tensor = torch.linalg.vector_norm(flat[:, :whole].reshape(len(rows), whole // BLOCK, BLOCK), dim=2)
+    rest: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1)
+    return torch.sqrt(blocks.double().square().sum(1) + rest.double().square())
 
 
 def norms_from_products(left: Tensor, right: Tensor) -> Tensor:
     """Squared norms of the sums over t of left[t] right[t]^T, per example, without forming them ("ghost" norms).
 
-    Both are (examples, positions, width). Products of float32 that cancel may lose digits: a bound on what they lose is added, so that
-    a norm is never too small (and at most some 1e-5 too large where nothing cancels).
+    Both are (examples, positions, width). The terms may cancel, so that products in float32 could come out too small; they are taken in
+    float64, and what even those may lose is added.
     """
+    left, right = left.double(), right.double()
     products = torch.bmm(left, left.transpose(1, 2)) * torch.bmm(right, right.transpose(1, 2))
     most: Tensor = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1).square()
-    return products.sum((1, 2)).clamp_min(0) + most * 2.0**-22
+    return products.sum((1, 2)).clamp_min(0) + most * 2.0**-40

@@ -19,7 +19,8 @@ from sartor.sgd.gradients.parts import Part
 
 @dataclass(eq=False)
 class Call:
-    """One call of a module: its inputs, and the gradient of its output. `form` asks for gradients that are formed, to be added up."""
+    """One call of a module: its inputs, and the gradient of its output. `form` asks for gradients that are formed, to be added
+    up; `own` are the places, among all inputs, of those with one row per example."""
 
     name: str
     module: nn.Module
@@ -29,6 +30,7 @@ class Call:
     gradient: Any
     kernels: Kernels
     form: bool = False
+    own: frozenset[int] = frozenset()
 
     @property
     def input(self) -> Tensor:

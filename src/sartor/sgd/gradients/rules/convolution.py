@@ -53,7 +53,7 @@ def convolution(call: Call) -> dict[str, Part]:
         # what is to be added to another call's must outlive it, so it does not lie in shared memory
         whole = (examples * groups, shape[0] // groups, prod(shape[1:]))
         into = gradient.new_empty(whole) if call.form else take(f"{call.name}.formed", whole, gradient.dtype)
-        norms = gradient.new_empty(examples)
+        norms = torch.empty(examples, dtype=torch.float64)
         size = max(1, CACHED // (prod(shape[1:]) * positions * groups * gradient.element_size()))
         for begin in range(0, examples, size):
             end = min(begin + size, examples)

@@ -32,7 +32,7 @@ def embedding(call: Call) -> dict[str, Part]:
         formed = gradient.new_zeros((examples, rows, width))
         formed[owners, tokens] = sums
         return {"weight": Formed(formed)}
-    norms = gradient.new_zeros(examples).index_add_(0, owners, sums.square().sum(1))
+    norms = torch.zeros(examples, dtype=torch.float64).index_add_(0, owners, sums.double().square().sum(1))
 
     def weigh(factors: Tensor) -> Tensor:
         weighted: Tensor = gradient.new_zeros((rows, width)).index_add_(0, tokens, sums * factors[owners, None])

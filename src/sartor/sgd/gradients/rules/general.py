@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from sartor.errors import SartorError
 from sartor.sgd.gradients.parts import Formed, Part
 from sartor.sgd.gradients.registry import Call
 
@@ -24,11 +25,9 @@ def general(call: Call) -> dict[str, Part]:
     examples = len(cotangents[0])
     parameters = {name: value.detach() for name, value in module.named_parameters() if name in call.wanted}
 
-    def alone(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.dim() > 0 and len(value) == examples
-
     given = (call.inputs, dict(call.keywords))
-    dims = tree_map(lambda value: 0 if alone(value) else None, given)
+    leaves, structure = tree_flatten(given)
+    dims = tree_unflatten([0 if place in call.own else None for place in range(len(leaves))], structure)
 
     def one(values: dict[str, Tensor], inputs: Any, gradients: list[Tensor]) -> Tensor:
         # a batch of one: what varies by example gets its first dimension back
@@ -46,7 +45,13 @@ def general(call: Call) -> dict[str, Part]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
             found = vmap(grad(one), in_dims=(None, dims, 0), randomness="error")(parameters, given, list(cotangents))
-    except RuntimeError:
+    except RuntimeError as error:
+        if "random" in str(error):
+            raise SartorError(
+                f"{call.name or 'the model'} draws random numbers in a forward pass that must be repeated to form its gradients; leave "
+                "its random layers (dropout) out, or move its parameters into layers of their own."
+            ) from None
         rows = [row(i) for i in range(examples)]
         found = {name: torch.stack([one_row[name] for one_row in rows]) for name in parameters}
-    return {name: Formed(found[name].detach()) for name in parameters}
+    wide = torch.float64 if any(p.dtype == torch.float64 for p in parameters.values()) else torch.float32
+    return {name: Formed(found[name].detach().to(wide)) for name in parameters}

@@ -43,5 +43,5 @@ def _sequence(call: Call, inputs: Tensor, gradient: Tensor) -> Part:
 
     if call.form:
         return formed()
-    cheaper = "ghost" if positions * (width + height) + width * height < 2 * width * height else "formed"
+    cheaper = "ghost" if 2 * positions * (width + height) < width * height else "formed"  # products are in float64
     return call.kernels.choose(f"{call.name}.weight", {"formed": formed, "ghost": ghost}, cheaper, inputs)
