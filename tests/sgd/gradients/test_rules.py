@@ -207,7 +207,7 @@ def check(model, inputs, *, kernels=None, scale="sum", tolerance=1e-5):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("way", ["measured", "strided", "grouped", "ghost", "formed"])
+@pytest.mark.parametrize("way", ["measured", "strided", "channels", "ghost", "formed"])
 def test_sums_equal_a_naive_loop(name, way):
     torch.manual_seed(1)
     model, inputs = CASES[name]()
@@ -357,8 +357,8 @@ def test_bfloat16_autocast_agrees_to_its_precision():
 
 def test_recorded_choices_are_kept():
     model = copy.deepcopy(nn.Conv2d(3, 4, 3))
-    engine = PerExample(nn.Sequential(model), kernels=Kernels({"0.weight": "grouped"}, measure=True))
+    engine = PerExample(nn.Sequential(model), kernels=Kernels({"0.weight": "channels"}, measure=True))
     with engine.batch(torch.ones(2)):
         engine.model(torch.randn(2, 3, 6, 6)).sum().backward()
         engine.clipped_sums()
-    assert engine.kernels.chosen == {"0.weight": "grouped"}
+    assert engine.kernels.chosen == {"0.weight": "channels"}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -282,7 +282,7 @@ class PerExample:
     def _only(self, noted: Mapping[int, Sequence[_Noted]], place: int, name: str, part: Part, rows: Tensor) -> Part:
         """The same gradients, of some examples alone. What was formed is never formed a second time: it might come out differently."""
         if isinstance(part, Formed):
-            return Formed(part.gradients[rows])
+            return replace(part, gradients=part.gradients[rows], norms=None)
         if isinstance(part, Product):
             return Product(part.left[rows], part.right[rows])
         (call,) = self._calls(place, noted, rows)

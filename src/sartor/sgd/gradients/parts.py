@@ -32,10 +32,12 @@ class Part(Protocol):
 
 @dataclass(eq=False)
 class Formed:
-    """Gradients as one tensor, the examples first; with their norms, where whoever formed them has them at hand."""
+    """Gradients as one tensor, the examples first; with their norms, where whoever formed them has them at
+    hand, and perhaps with the second dimension, the channels, at the end."""
 
     gradients: Tensor
     norms: Tensor | None = None
+    channels_last: bool = False
 
     @cached_property
     def squared_norms(self) -> Tensor:
@@ -46,7 +48,8 @@ class Formed:
     def weighted(self, factors: Tensor) -> Tensor:
         """The sum over examples of factor times gradient."""
         flat = self.gradients.reshape(len(self.gradients), -1)
-        return (factors @ flat).reshape(self.gradients.shape[1:])
+        total = (factors @ flat).reshape(self.gradients.shape[1:])
+        return total.movedim(-1, 1) if self.channels_last else total
 
 
 @dataclass(eq=False)
@@ -59,8 +62,8 @@ class Product:
     @cached_property
     def squared_norms(self) -> Tensor:
         """One squared norm per example."""
-        left: Tensor = torch.linalg.vector_norm(self.left, dim=1, dtype=torch.float64)
-        right: Tensor = torch.linalg.vector_norm(self.right, dim=1, dtype=torch.float64)
+        left: Tensor = torch.linalg.vector_norm(self.left.double(), dim=1)
+        right: Tensor = torch.linalg.vector_norm(self.right.double(), dim=1)
         return (left * right).square()
 
     def weighted(self, factors: Tensor) -> Tensor:

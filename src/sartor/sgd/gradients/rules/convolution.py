@@ -1,13 +1,15 @@
 """Convolutions of one to three dimensions, with stride, padding, dilation and groups, in three ways.
 
 *strided*: copy the patches that each output position saw (a strided view of the padded input) and multiply, some examples at a time;
-torch's own im2col is several times slower on a CPU. *grouped*: the library's own weight gradient, with every example as a group of its own.
-*ghost*: norms from products of patches, then one ordinary weight gradient of the scaled sum; pays where positions are few and channels
-many.
+torch's own im2col is several times slower on a CPU. *channels*: the same with the channels side by side, better where strides scatter the
+positions. *ghost*: norms from products of patches, then one ordinary weight gradient of the scaled sum; pays where positions are few and
+channels many. (The library's own weight gradient with every example as a group is as quick at one batch size, but prepares itself anew for
+each size, and Poisson batches have many.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import cast
 
@@ -41,15 +43,20 @@ def convolution(call: Call) -> dict[str, Part]:
     def patches(begin: int, end: int) -> Tensor:
         """What each position saw: (examples x groups, numbers in a patch, positions)."""
         view = _patches(layer, _padded(layer, call.input[begin:end]), gradient.shape[2:])
-        if shape[1] > 1:
-            return take("patches", tuple(view.shape), view.dtype).copy_(view).reshape((end - begin) * groups, prod(shape[1:]), positions)
-        # of one channel a whole patch lies closer together than a whole row of positions
-        sides = len(layer.kernel_size)
-        view = view.permute(0, 1, *range(2 + sides, 2 + 2 * sides), *range(2, 2 + sides))
-        copied = take("patches", tuple(view.shape), view.dtype).copy_(view)
-        return copied.reshape((end - begin) * groups, positions, prod(shape[1:])).transpose(1, 2)
+        return take("patches", tuple(view.shape), view.dtype).copy_(view).reshape((end - begin) * groups, prod(shape[1:]), positions)
 
-    def strided() -> Part:
+    def rows_of_channels(begin: int, end: int) -> Tensor:
+        """The same with the channels of a patch side by side: (examples, numbers in a patch, positions), for one group."""
+        padded = _padded(layer, call.input[begin:end]).movedim(1, -1).contiguous()
+        strides = padded.stride()
+        inner = [step * wide for step, wide in zip(strides[1:-1], layer.dilation, strict=True)]
+        outer = [step * jump for step, jump in zip(strides[1:-1], layer.stride, strict=True)]
+        seen = (end - begin, *gradient.shape[2:], *layer.kernel_size, shape[1])
+        view = padded.as_strided(seen, (strides[0], *outer, *inner, 1))
+        copied = take("patches", tuple(view.shape), view.dtype).copy_(view)
+        return copied.reshape(end - begin, positions, prod(shape[1:])).transpose(1, 2)
+
+    def multiplied(right: Callable[[int, int], Tensor]) -> tuple[Tensor, Tensor]:
         # what is to be added to another call's must outlive it, so it does not lie in shared memory
         whole = (examples * groups, shape[0] // groups, prod(shape[1:]))
         into = gradient.new_empty(whole) if call.form else take(f"{call.name}.formed", whole, gradient.dtype)
@@ -59,21 +66,18 @@ def convolution(call: Call) -> dict[str, Part]:
             end = min(begin + size, examples)
             left = gradient[begin:end].reshape((end - begin) * groups, shape[0] // groups, positions)
             formed = into[begin * groups : end * groups]
-            torch.bmm(left, patches(begin, end).transpose(1, 2), out=formed)
+            torch.bmm(left, right(begin, end).transpose(1, 2), out=formed)
             norms[begin:end] = lengths(formed.reshape(end - begin, -1))
+        return into, norms
+
+    def strided() -> Part:
+        into, norms = multiplied(patches)
         return Formed(into.reshape(examples, *shape), norms)
 
-    def grouped() -> Part:
-        inputs, padding = (call.input, layer.padding) if _is_plain(layer) else (_padded(layer, call.input), 0)
-        found = _weight_gradient(
-            layer,
-            gradient.reshape(1, examples * gradient.shape[1], *gradient.shape[2:]),
-            inputs.reshape(1, examples * inputs.shape[1], *inputs.shape[2:]),
-            (examples * shape[0], *shape[1:]),
-            padding,
-            examples * groups,
-        )
-        return Formed(found.reshape(examples, *shape))
+    def channels() -> Part:
+        into, norms = multiplied(rows_of_channels)
+        formed = into.reshape(examples, shape[0], *layer.kernel_size, shape[1])
+        return Formed(formed.movedim(-1, 2).contiguous(), norms) if call.form else Formed(formed, norms, channels_last=True)
 
     def ghost() -> Part:
         left = gradient.reshape(examples, gradient.shape[1], positions).transpose(1, 2)
@@ -84,12 +88,15 @@ def convolution(call: Call) -> dict[str, Part]:
         scaled = gradient * factors.reshape(-1, *[1] * (gradient.dim() - 1))
         return _weight_gradient(layer, scaled, inputs, tuple(shape), padding, groups)
 
-    ways = {"strided": strided, "grouped": grouped}
+    ways = {"strided": strided}
+    if groups == 1:
+        ways["channels"] = channels
     if not call.form and groups == 1 and positions**2 < 4 * prod(shape):
         ways["ghost"] = ghost
+    otherwise = "channels" if groups == 1 and max(layer.stride) > 1 else "strided"
     if call.form and call.kernels.chosen.get(f"{call.name}.weight") == "ghost":
         return {**parts, "weight": strided()}
-    return {**parts, "weight": call.kernels.choose(f"{call.name}.weight", ways, "strided", gradient)}
+    return {**parts, "weight": call.kernels.choose(f"{call.name}.weight", ways, otherwise, gradient)}
 
 
 def _padded(layer: Convolution, inputs: Tensor) -> Tensor:
