@@ -47,7 +47,8 @@ def convolution(call: Call) -> dict[str, Part]:
 
     def rows_of_channels(begin: int, end: int) -> Tensor:
         """The same with the channels of a patch side by side: (examples, numbers in a patch, positions), for one group."""
-        padded = _padded(layer, call.input[begin:end]).movedim(1, -1).contiguous()
+        moved = _padded(layer, call.input[begin:end]).movedim(1, -1)
+        padded = take("padded", tuple(moved.shape), moved.dtype).copy_(moved)
         strides = padded.stride()
         inner = [step * wide for step, wide in zip(strides[1:-1], layer.dilation, strict=True)]
         outer = [step * jump for step, jump in zip(strides[1:-1], layer.stride, strict=True)]
