@@ -40,10 +40,6 @@ def test_individual_budgets_gain_more_than_two_and_a_half_points_over_uniform(wh
     assert all(0 < run["accuracy_std"] < 0.05 for run in whole[0]["runs"])
 
 
-def test_it_takes_less_than_a_minute(whole):
-    assert whole[0]["seconds"] < 60
-
-
 def test_nobody_spends_more_than_they_allow_and_uniform_leaves_budgets_unused(whole):
     none, uniform, *individual = whole[0]["runs"]
     assert none["groups"] == []
