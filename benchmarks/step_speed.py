@@ -40,15 +40,16 @@ def image(channels: int, side: int, examples: int) -> tuple[torch.Tensor, torch.
     return torch.randn(examples, channels, side, side), torch.randint(0, 10, (examples,))
 
 
-def tokens(length: int, examples: int) -> tuple[torch.Tensor, torch.Tensor]:
+def tokens(length: int, examples: int, *, words: int = 10_000, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch of texts."""
-    return torch.randint(1, 10_000, (examples, length)), torch.randint(0, 2, (examples,))
+    return torch.randint(1, words, (examples, length)), torch.randint(0, classes, (examples,))
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, torch.Tensor]]]] = {
     "mnist": (lambda: build("mnist-cnn", shape=(1, 28, 28), classes=10), lambda: image(1, 28, 512)),
     "cifar": (lambda: build("cifar-cnn", shape=(3, 32, 32), classes=10), lambda: image(3, 32, 256)),
     "embedding": (lambda: build("embedding", shape=(256,), classes=2, vocabulary=10_000), lambda: tokens(256, 256)),
+    "lstm": (lambda: build("char-lstm", shape=(20,), classes=18, vocabulary=60), lambda: tokens(20, 256, words=60, classes=18)),
     "transformer": (lambda: build("transformer", shape=(64,), classes=2, vocabulary=10_000), lambda: tokens(64, 64)),
 }
 

@@ -207,7 +207,7 @@ def check(model, inputs, *, kernels=None, scale="sum", tolerance=1e-5):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("way", ["measured", "strided", "channels", "ghost", "formed"])
+@pytest.mark.parametrize("way", ["measured", "strided", "grouped", "correlated", "ghost", "formed"])
 def test_sums_equal_a_naive_loop(name, way):
     torch.manual_seed(1)
     model, inputs = CASES[name]()
@@ -221,6 +221,32 @@ def test_small_batches_and_mean_losses_are_right(name, examples):
     torch.manual_seed(2)
     model, inputs = CASES[name]()
     check(model, tuple(x[:examples] for x in inputs), scale="mean")
+
+
+class Twofold(nn.Module):
+    """Takes a table that all examples share, then examples; or examples alone, in the table's place."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.randn(3))
+
+    def forward(self, first, second=None):
+        return first * self.gain if second is None else second * self.gain + first.mean()
+
+
+class TwoForms(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Twofold()
+        self.register_buffer("table", torch.randn(2, 3))
+
+    def forward(self, x):
+        return self.inner(self.table, x).tanh() + self.inner(x)
+
+
+def test_a_module_called_in_two_forms_keeps_examples_apart():
+    torch.manual_seed(7)
+    check(TwoForms(), (torch.randn(5, 3),))
 
 
 def test_an_empty_batch_has_sums_of_zero():
@@ -250,6 +276,29 @@ def test_a_gradient_that_is_not_finite_contributes_nothing():
             continue  # finite: clipped like any other
         for name in expected:
             torch.testing.assert_close(found[name], expected[name])
+
+
+@pytest.mark.parametrize("way", ["strided", "grouped", "correlated", "ghost"])
+@pytest.mark.parametrize("examples", [1, 63, 64, 65, 131])
+def test_convolutions_in_blocks_keep_examples_apart(way, examples):
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.Flatten())
+    inputs, poisoned = torch.randn(examples, 2, 8, 8), min(examples - 1, 64)
+    engine = PerExample(model, kernels=Kernels({"0.weight": way}, measure=False))
+    with engine.batch(torch.ones(examples)):
+        model(inputs).square().sum().backward()
+        _, norms = engine.sums_and_norms()
+    others = [i for i in range(examples) if i != poisoned]
+    with engine.batch(torch.ones(len(others))):
+        model(inputs[others]).square().sum().backward()
+        expected = engine.clipped_sums()
+    inputs[poisoned] = float("nan")
+    with engine.batch(torch.ones(examples)):
+        model(inputs).square().sum().backward()
+        found, poisoned_norms = engine.sums_and_norms()
+    torch.testing.assert_close(poisoned_norms[others], norms[others])
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name])
 
 
 def test_huge_gradients_are_clipped_not_lost():
@@ -355,10 +404,27 @@ def test_bfloat16_autocast_agrees_to_its_precision():
         assert (found[0][name] - found[1][name]).norm() < 0.03 * found[0][name].norm()
 
 
+@pytest.mark.parametrize("way", ["strided", "grouped", "correlated"])
+def test_a_step_inside_of_autocast_rounds_nothing(way):
+    torch.manual_seed(5)
+    model, inputs = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3)), torch.randn(1, 1, 6, 6)
+    engine = PerExample(model, kernels=Kernels({"0.weight": way}, measure=False))
+    found = []
+    for inside in (False, True):
+        with engine.batch(torch.full((1,), 0.1)):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(inputs).float().square().sum()
+            loss.backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+                found.append(engine.clipped_sums())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert torch.cat([value.flatten() for value in found[1].values()]).double().norm() <= 0.1
+
+
 def test_recorded_choices_are_kept():
     model = copy.deepcopy(nn.Conv2d(3, 4, 3))
-    engine = PerExample(nn.Sequential(model), kernels=Kernels({"0.weight": "channels"}, measure=True))
+    engine = PerExample(nn.Sequential(model), kernels=Kernels({"0.weight": "grouped"}, measure=True))
     with engine.batch(torch.ones(2)):
         engine.model(torch.randn(2, 3, 6, 6)).sum().backward()
         engine.clipped_sums()
-    assert engine.kernels.chosen == {"0.weight": "channels"}
+    assert engine.kernels.chosen == {"0.weight": "grouped"}

@@ -12,7 +12,7 @@ Breaks if: the loss, or code between modules, mixes examples; then no rule can t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from sartor.errors import SartorError
 from sartor.sgd.gradients.kernels import Kernels
@@ -48,7 +48,7 @@ class _Start(torch.autograd.Function):
 
 @dataclass(eq=False)
 class _Noted:
-    """One call under way: inputs now, gradients of the outputs when they come."""
+    """One call under way: inputs now, gradients of the outputs when they come; of the outputs themselves only the shapes."""
 
     inputs: tuple[Any, ...]
     keywords: Mapping[str, Any]
@@ -90,7 +90,7 @@ class PerExample:
         self._anchor = torch.zeros((), requires_grad=True)
         self._thresholds: Tensor | None = None
         self._hidden: dict[int, list[nn.Parameter]] = defaultdict(list)
-        self._shared: dict[int, set[int]] = defaultdict(set)
+        self._shared: dict[tuple[int, TreeSpec], set[int]] = defaultdict(set)
         self._hooks: list[Any] = []
         for place, unit in enumerate(self.units):
             self._watch(place, unit)
@@ -135,18 +135,17 @@ class PerExample:
 
     def _note(self, place: int, unit: Watched, inputs: tuple[Any, ...], keywords: Mapping[str, Any], output: Any) -> Any:
         assert self._thresholds is not None
-        given, _ = tree_flatten((inputs, dict(keywords)))
-        leaves, structure = tree_flatten(output)
-        # an input that once had another number of rows than there were examples is common to all of them, also when the numbers agree
-        for i, value in enumerate(given):
-            if not isinstance(value, Tensor) or not value.dim() or len(value) != len(self._thresholds):
-                self._shared[place].add(i)
+        given: list[Any] = [*inputs, *keywords.values()]
+        if unit.is_general:
+            given, form = tree_flatten((inputs, dict(keywords)))
+            # an input that once had another number of rows than there were examples is common to all of them, also when the numbers agree
+            # (in calls of the same form: another form may have other inputs in the same places)
+            for i, value in enumerate(given):
+                if not isinstance(value, Tensor) or not value.dim() or len(value) != len(self._thresholds):
+                    self._shared[place, form].add(i)
+        leaves, structure = ([output], None) if isinstance(output, Tensor) else tree_flatten(output)
         several = sum(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves) > 1
-        noted = _Noted(
-            tree_map(_detached, inputs),
-            tree_map(_detached, dict(keywords)),
-            [],
-        )
+        noted = _Noted(_mapped(_detached, inputs), _mapped(_detached, dict(keywords)), [])
         for i, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
                 continue
@@ -156,10 +155,10 @@ class PerExample:
             tensor = leaf if leaf.requires_grad else _Start.apply(leaf, self._anchor)  # type: ignore[no-untyped-call]
             tensor = self._examples_first(unit, tensor)
             tensor.register_hook(partial(noted.receive, len(noted.outputs)))
-            noted.outputs.append(tensor.detach())
+            noted.outputs.append(torch.empty_like(tensor, device="meta"))
             leaves[i] = tensor
         self._noted[place].append(noted)
-        return tree_unflatten(leaves, structure)
+        return leaves[0] if structure is None else tree_unflatten(leaves, structure)
 
     def _examples_first(self, unit: Watched, output: Tensor) -> Tensor:
         """The output itself, or, where it is the same for all examples (as position embeddings are), one copy of it for each."""
@@ -225,6 +224,11 @@ class PerExample:
         self._refuse_foreign_gradients()
         thresholds, noted = self._thresholds, dict(self._noted)
         self.close()
+        # a step taken inside of an autocast block must not round norms and sums to bfloat16
+        with torch.autocast("cpu", enabled=False):
+            return self._sums_and_norms(thresholds, noted, scale)
+
+    def _sums_and_norms(self, thresholds: Tensor, noted: Mapping[int, Sequence[_Noted]], scale: float) -> tuple[dict[str, Tensor], Tensor]:
         everyone = torch.arange(len(thresholds))
         entries = self._parts(noted) if len(everyone) else []
         norms = self._norms([part for _, _, part in entries], len(thresholds)) * scale
@@ -236,11 +240,12 @@ class PerExample:
             entries = [(place, name, self._only(noted, place, name, part, everyone)) for place, name, part in entries]
         factors = scale * (1 - MARGIN) * torch.clamp(thresholds[everyone].double() / norms[everyone].clamp_min(1e-300), max=1.0)
         factors = factors.to(self._precision)
-        sums = {name: torch.zeros_like(value, dtype=self._precision) for name, value in self.parameters.items()}
-        if len(everyone):
-            for _, name, part in entries:
-                sums[name] = sums[name] + part.weighted(factors).reshape(sums[name].shape)
-        return sums, norms
+        found: dict[str, Tensor] = {}
+        for _, name, part in entries if len(everyone) else ():
+            total = part.weighted(factors).reshape(self.parameters[name].shape)
+            found[name] = found[name] + total if name in found else total
+        unused = {name: torch.zeros_like(value, dtype=self._precision) for name, value in self.parameters.items() if name not in found}
+        return {name: unused[name] if name in unused else found[name] for name in self.parameters}, norms
 
     @property
     def has_gradients(self) -> bool:
@@ -252,7 +257,8 @@ class PerExample:
         """For each parameter that was used, each example's gradient norm (of private data: sensitive); ends the batch."""
         noted = dict(self._noted)
         self.close()
-        return {name: part.squared_norms.sqrt() for _, name, part in self._parts(noted)}
+        with torch.autocast("cpu", enabled=False):
+            return {name: part.squared_norms.sqrt() for _, name, part in self._parts(noted)}
 
     def _refuse_foreign_gradients(self) -> None:
         for name, parameter in self.parameters.items():
@@ -301,14 +307,18 @@ class PerExample:
         form = shared or len(rows) > 1
         made = []
         for inputs, keywords, gradients in rows:
-            leaves, _ = tree_flatten((inputs, dict(keywords)))
-            own = frozenset(range(len(leaves))) - self._shared[place]
+            own: frozenset[int] = frozenset()
+            if unit.is_general:
+                leaves, form_of_call = tree_flatten((inputs, dict(keywords)))
+                own = frozenset(range(len(leaves))) - self._shared[place, form_of_call]
             given = gradients if unit.is_general else gradients[0]
             made.append(Call(unit.name, unit.module, unit.wanted, inputs, keywords, given, self.kernels, form, own))
         return made
 
     def _row(self, unit: Watched, call: _Noted, chosen: Tensor | None) -> tuple[tuple[Any, ...], Mapping[str, Any], list[Tensor]]:
-        gradients = [call.gradients[i] if i in call.gradients else torch.zeros_like(out) for i, out in enumerate(call.outputs)]
+        gradients = [
+            call.gradients[i] if i in call.gradients else torch.zeros_like(out, device="cpu") for i, out in enumerate(call.outputs)
+        ]
         if unit.is_general:
             return call.inputs, call.keywords, gradients
         examples = gradients[0].shape[unit.first]
@@ -324,7 +334,7 @@ class PerExample:
                 value = value.expand(examples, *value.shape[1:])
             return value if chosen is None else value[chosen]
 
-        return tuple(tree_map(place, call.inputs)), tree_map(place, dict(call.keywords)), [place(g) for g in gradients]
+        return _mapped(place, call.inputs), _mapped(place, dict(call.keywords)), [place(g) for g in gradients]
 
     def _full(self, unit: Watched, short: str) -> str:
         return self._names[id(unit.module.get_parameter(short))]
@@ -334,6 +344,13 @@ class PerExample:
         for part in parts:
             total = total + part.squared_norms
         return total.sqrt()
+
+
+def _mapped(change: Callable[[Any], Any], values: Any) -> Any:
+    """`tree_map`, by a short way where the tree is a tuple of tensors, as it is for nearly every layer."""
+    if type(values) is tuple and all(isinstance(value, Tensor) for value in values):
+        return tuple(change(value) for value in values)
+    return tree_map(change, values) if values else values
 
 
 def _detached(value: Any) -> Any:

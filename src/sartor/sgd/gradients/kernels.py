@@ -14,7 +14,7 @@ from torch import Tensor
 from sartor.sgd.gradients.parts import Part
 from sartor.sgd.gradients.workspace import Workspace
 
-REPEATS = 3
+REPEATS = 6
 
 
 class Kernels:

@@ -32,12 +32,10 @@ class Part(Protocol):
 
 @dataclass(eq=False)
 class Formed:
-    """Gradients as one tensor, the examples first; with their norms, where whoever formed them has them at
-    hand, and perhaps with the second dimension, the channels, at the end."""
+    """Gradients as one tensor, the examples first; with their norms, where whoever formed them has them at hand."""
 
     gradients: Tensor
     norms: Tensor | None = None
-    channels_last: bool = False
 
     @cached_property
     def squared_norms(self) -> Tensor:
@@ -48,8 +46,7 @@ class Formed:
     def weighted(self, factors: Tensor) -> Tensor:
         """The sum over examples of factor times gradient."""
         flat = self.gradients.reshape(len(self.gradients), -1)
-        total = (factors @ flat).reshape(self.gradients.shape[1:])
-        return total.movedim(-1, 1) if self.channels_last else total
+        return (factors @ flat).reshape(self.gradients.shape[1:])
 
 
 @dataclass(eq=False)
@@ -62,9 +59,7 @@ class Product:
     @cached_property
     def squared_norms(self) -> Tensor:
         """One squared norm per example."""
-        left: Tensor = torch.linalg.vector_norm(self.left.double(), dim=1)
-        right: Tensor = torch.linalg.vector_norm(self.right.double(), dim=1)
-        return (left * right).square()
+        return (lengths(self.left) * lengths(self.right)).square()
 
     def weighted(self, factors: Tensor) -> Tensor:
         """The sum over examples of factor times gradient."""
@@ -84,12 +79,29 @@ class Implicit:
 
 
 def lengths(rows: Tensor) -> Tensor:
-    """The norm of each row, whatever its shape. Long float32 sums lose digits, so they are taken over short blocks first."""
+    """The norm of each row, whatever its shape. Long float32 sums lose digits, so they are taken over short pieces first."""
+    return lengths_of_pieces(norms_of_pieces(rows))
+
+
+def norms_of_pieces(rows: Tensor, into: Tensor | None = None) -> Tensor:
+    """The norms of short pieces of each row, as many columns as `pieces` says."""
     flat = rows.reshape(len(rows), -1)
-    whole = flat.shape[1] // BLOCK * BLOCK
-    blocks: Tensor = torch.linalg.vector_norm(flat[:, :whole].reshape(len(rows), whole // BLOCK, BLOCK), dim=2)
-    rest: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1)
-    return torch.sqrt(blocks.double().square().sum(1) + rest.double().square())
+    whole = flat.shape[1] // BLOCK
+    found = flat.new_empty(len(flat), pieces(flat.shape[1])) if into is None else into
+    torch.linalg.vector_norm(flat[:, : whole * BLOCK].view(len(flat), whole, BLOCK), dim=2, out=found[:, :whole])
+    if whole < found.shape[1]:
+        torch.linalg.vector_norm(flat[:, whole * BLOCK :], dim=1, out=found[:, whole])
+    return found
+
+
+def pieces(width: int) -> int:
+    """In how many pieces a row of this many numbers is taken."""
+    return -(-width // BLOCK)
+
+
+def lengths_of_pieces(norms: Tensor) -> Tensor:
+    """The norms of rows from those of their pieces."""
+    return norms.double().square().sum(1).sqrt()
 
 
 def norms_from_products(left: Tensor, right: Tensor) -> Tensor:

@@ -1,26 +1,28 @@
-"""Convolutions of one to three dimensions, with stride, padding, dilation and groups, in three ways.
+"""Convolutions of one to three dimensions, with stride, padding, dilation and groups, in four ways.
 
-*strided*: copy the patches that each output position saw (a strided view of the padded input) and multiply, some examples at a time;
-torch's own im2col is several times slower on a CPU. *channels*: the same with the channels side by side, better where strides scatter the
-positions. *ghost*: norms from products of patches, then one ordinary weight gradient of the scaled sum; pays where positions are few and
-channels many. (The library's own weight gradient with every example as a group is as quick at one batch size, but prepares itself anew for
-each size, and Poisson batches have many.)
+*grouped*: the library's own weight gradient, with every example as a group of channels. *correlated*: the library's convolution of the
+inputs with the gradients as kernels; the better one for few channels. Both take blocks of one, two, four, ... examples, since the library
+prepares itself for each size it meets, and Poisson batches have many. *strided*: copy the patches that each output position saw (a strided
+view of the padded input) and multiply; torch's own im2col is several times slower on a CPU. *ghost*: norms from products of patches, then
+one ordinary weight gradient of the scaled sum; pays where positions are few and channels many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sartor.sgd.gradients.parts import Formed, Implicit, Part, lengths, norms_from_products
+from sartor.sgd.gradients.parts import Formed, Implicit, Part, lengths_of_pieces, norms_from_products, norms_of_pieces, pieces
 from sartor.sgd.gradients.registry import Call, rule
 
-CACHED = 12 * 2**20  # bytes of patches that are formed and used before the next ones: what processors keep close
+CACHED = 4 * 2**20  # bytes that are formed and used before the next ones: what processors keep close
+BLOCK = 128  # examples, at most, that the library's kernels take at a time
+FEW_CHANNELS = 4
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -45,59 +47,96 @@ def convolution(call: Call) -> dict[str, Part]:
         view = _patches(layer, _padded(layer, call.input[begin:end]), gradient.shape[2:])
         return take("patches", tuple(view.shape), view.dtype).copy_(view).reshape((end - begin) * groups, prod(shape[1:]), positions)
 
-    def rows_of_channels(begin: int, end: int) -> Tensor:
-        """The same with the channels of a patch side by side: (examples, numbers in a patch, positions), for one group."""
-        moved = _padded(layer, call.input[begin:end]).movedim(1, -1)
-        padded = take("padded", tuple(moved.shape), moved.dtype).copy_(moved)
-        strides = padded.stride()
-        inner = [step * wide for step, wide in zip(strides[1:-1], layer.dilation, strict=True)]
-        outer = [step * jump for step, jump in zip(strides[1:-1], layer.stride, strict=True)]
-        seen = (end - begin, *gradient.shape[2:], *layer.kernel_size, shape[1])
-        view = padded.as_strided(seen, (strides[0], *outer, *inner, 1))
-        copied = take("patches", tuple(view.shape), view.dtype).copy_(view)
-        return copied.reshape(end - begin, positions, prod(shape[1:])).transpose(1, 2)
-
-    def multiplied(right: Callable[[int, int], Tensor]) -> tuple[Tensor, Tensor]:
+    def formed_by(blocks: Iterator[tuple[int, int]], form: Callable[[int, int, Tensor], object]) -> Part:
         # what is to be added to another call's must outlive it, so it does not lie in shared memory
-        whole = (examples * groups, shape[0] // groups, prod(shape[1:]))
+        whole = (examples, *shape)
         into = gradient.new_empty(whole) if call.form else take(f"{call.name}.formed", whole, gradient.dtype)
-        norms = torch.empty(examples, dtype=torch.float64)
-        size = max(1, CACHED // (prod(shape[1:]) * positions * groups * gradient.element_size()))
-        for begin in range(0, examples, size):
-            end = min(begin + size, examples)
-            left = gradient[begin:end].reshape((end - begin) * groups, shape[0] // groups, positions)
-            formed = into[begin * groups : end * groups]
-            torch.bmm(left, right(begin, end).transpose(1, 2), out=formed)
-            norms[begin:end] = lengths(formed.reshape(end - begin, -1))
-        return into, norms
+        norms = gradient.new_empty(examples, pieces(prod(shape)))
+        for begin, end in blocks:
+            form(begin, end, into[begin:end])
+            norms_of_pieces(into[begin:end], norms[begin:end])
+        return Formed(into, lengths_of_pieces(norms))
 
     def strided() -> Part:
-        into, norms = multiplied(patches)
-        return Formed(into.reshape(examples, *shape), norms)
+        def form(begin: int, end: int, into: Tensor) -> None:
+            left = gradient[begin:end].reshape((end - begin) * groups, shape[0] // groups, positions)
+            whole = into.view((end - begin) * groups, shape[0] // groups, prod(shape[1:]))
+            torch.bmm(left, patches(begin, end).transpose(1, 2), out=whole)
 
-    def channels() -> Part:
-        into, norms = multiplied(rows_of_channels)
-        formed = into.reshape(examples, shape[0], *layer.kernel_size, shape[1])
-        return Formed(formed.movedim(-1, 2).contiguous(), norms) if call.form else Formed(formed, norms, channels_last=True)
+        size = max(1, CACHED // (prod(shape[1:]) * positions * groups * gradient.element_size()))
+        return formed_by(((begin, min(begin + size, examples)) for begin in range(0, examples, size)), form)
+
+    def grouped() -> Part:
+        def form(begin: int, end: int, into: Tensor) -> None:
+            width = _power_of_two(end - begin)
+            left, right = _filled(gradient[begin:end], width), _filled(call.input[begin:end], width)
+            each = (width * shape[0], *shape[1:])
+            found = _weight_gradient(layer, left.reshape(1, -1, *left.shape[2:]), right, each, width * groups)
+            into.copy_(found.view(width, *shape)[: end - begin])
+
+        size = CACHED // ((prod(shape) + prod(gradient.shape[1:]) + prod(call.input.shape[1:])) * gradient.element_size())
+        return formed_by(_blocks(examples, min(BLOCK, max(1, size))), form)
+
+    def correlated() -> Part:
+        convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[len(layer.kernel_size) - 1]
+        kernel: tuple[Any, ...] = (..., *(slice(side) for side in layer.kernel_size))
+        inputs, padding = _for_library(layer, call.input)
+
+        def form(begin: int, end: int, into: Tensor) -> None:
+            width = _power_of_two(end - begin)
+            left, right = _filled(gradient[begin:end], width), _filled(inputs[begin:end], width).transpose(0, 1)
+            kernels = left.reshape(width * shape[0], 1, *left.shape[2:])
+            found = convolve(right, kernels, None, layer.dilation, padding, layer.stride, width)
+            # (channels in, examples x channels out, *kernel and perhaps more, where strides left a rest)
+            seen = found.view(shape[1], width, shape[0], *found.shape[2:])[:, : end - begin]
+            into.copy_(seen.permute(1, 2, 0, *range(3, seen.dim()))[kernel])
+
+        return formed_by(_blocks(examples, BLOCK), form)
 
     def ghost() -> Part:
         left = gradient.reshape(examples, gradient.shape[1], positions).transpose(1, 2)
         return Implicit(norms_from_products(patches(0, examples).transpose(1, 2), left), weigh)
 
     def weigh(factors: Tensor) -> Tensor:
-        inputs, padding = (call.input, layer.padding) if _is_plain(layer) else (_padded(layer, call.input), 0)
         scaled = gradient * factors.reshape(-1, *[1] * (gradient.dim() - 1))
-        return _weight_gradient(layer, scaled, inputs, tuple(shape), padding, groups)
+        return _weight_gradient(layer, scaled, call.input, tuple(shape), groups)
 
-    ways = {"strided": strided}
-    if groups == 1:
-        ways["channels"] = channels
+    ways = {"strided": strided, "grouped": grouped}
+    if groups == 1 and shape[1] <= FEW_CHANNELS:
+        ways["correlated"] = correlated
     if not call.form and groups == 1 and positions**2 < 4 * prod(shape):
         ways["ghost"] = ghost
-    otherwise = "channels" if groups == 1 and max(layer.stride) > 1 else "strided"
     if call.form and call.kernels.chosen.get(f"{call.name}.weight") == "ghost":
-        return {**parts, "weight": strided()}
-    return {**parts, "weight": call.kernels.choose(f"{call.name}.weight", ways, otherwise, gradient)}
+        return {**parts, "weight": grouped()}
+    return {**parts, "weight": call.kernels.choose(f"{call.name}.weight", ways, _likely(ways, shape, positions, gradient), gradient)}
+
+
+def _likely(ways: Mapping[str, object], shape: torch.Size, positions: int, gradient: Tensor) -> str:
+    """The way that is probably quickest, without measuring."""
+    width = prod(shape[1:])
+    if "ghost" in ways and 2 * positions * (width + shape[0]) < width * shape[0]:  # products are in float64
+        return "ghost"
+    if gradient.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        return "strided"
+    return "correlated" if "correlated" in ways else "grouped"
+
+
+def _blocks(examples: int, size: int) -> Iterator[tuple[int, int]]:
+    """All examples in blocks of a power of two, and a rest."""
+    size = 2 ** (size.bit_length() - 1)
+    return ((begin, min(begin + size, examples)) for begin in range(0, examples, size))
+
+
+def _power_of_two(number: int) -> int:
+    """The least one that is not below a number."""
+    return 1 << (number - 1).bit_length()
+
+
+def _filled(rows: Tensor, width: int) -> Tensor:
+    """As many rows as asked, zeros after the given ones."""
+    if len(rows) == width:
+        return rows
+    return torch.cat([rows, rows.new_zeros(width - len(rows), *rows.shape[1:])])
 
 
 def _padded(layer: Convolution, inputs: Tensor) -> Tensor:
@@ -117,27 +156,22 @@ def _patches(layer: Convolution, padded: Tensor, outputs: torch.Size) -> Tensor:
     return padded.as_strided((*padded.shape[:2], *layer.kernel_size, *outputs), (*strides[:2], *inner, *outer))
 
 
-def _is_plain(layer: Convolution) -> bool:
-    """Whether the library's own kernels can pad by themselves."""
-    return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+def _for_library(layer: Convolution, inputs: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The input and the zeros that the library's own kernels are to put around it; they know no other padding."""
+    if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+        return inputs, tuple(layer.padding)
+    return _padded(layer, inputs), (0,) * len(layer.kernel_size)
 
 
-def _weight_gradient(
-    layer: Convolution, gradient: Tensor, inputs: Tensor, shape: tuple[int, ...], padding: str | int | tuple[int, ...], groups: int
-) -> Tensor:
+def _weight_gradient(layer: Convolution, gradient: Tensor, inputs: Tensor, shape: tuple[int, ...], groups: int) -> Tensor:
+    """The library's own; `inputs` as the layer saw them, whose examples become groups of channels where `gradient` has one row."""
     sides = len(layer.kernel_size)
-    around = padding if isinstance(padding, tuple) else (padding,) * sides
+    inputs, padding = _for_library(layer, inputs)
+    if len(gradient) != len(inputs):
+        inputs = inputs.reshape(1, -1, *inputs.shape[2:])
+    weight_only = [False, True, False]
+    empty = gradient.new_empty(shape)
     _, found, _ = torch.ops.aten.convolution_backward(
-        gradient,
-        inputs,
-        gradient.new_empty(shape),
-        None,
-        layer.stride,
-        around,
-        layer.dilation,
-        False,
-        [0] * sides,
-        groups,
-        [False, True, False],
+        gradient, inputs, empty, None, layer.stride, padding, layer.dilation, False, [0] * sides, groups, weight_only
     )
     return cast("Tensor", found)
