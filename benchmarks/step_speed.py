@@ -1,6 +1,6 @@
 """How long a private step takes, as a multiple of a plain SGD step, beside what a user could take instead: in one run on one machine.
 
-    python benchmarks/step_speed.py                  # all four networks
+    python benchmarks/step_speed.py                  # all five networks
     python benchmarks/step_speed.py --only mnist     # one of them
     python benchmarks/step_speed.py --memory         # also the peak memory of each, in a process of its own
 

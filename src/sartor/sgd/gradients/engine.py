@@ -26,7 +26,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from sartor.errors import SartorError
 from sartor.sgd.gradients.kernels import Kernels
 from sartor.sgd.gradients.modules import Watched, watched
-from sartor.sgd.gradients.parts import Formed, Part, Product
+from sartor.sgd.gradients.parts import Blocks, Formed, Part, Product
 from sartor.sgd.gradients.registry import Call
 
 MARGIN = 2.0**-16
@@ -287,6 +287,8 @@ class PerExample:
 
     def _only(self, noted: Mapping[int, Sequence[_Noted]], place: int, name: str, part: Part, rows: Tensor) -> Part:
         """The same gradients, of some examples alone. What was formed is never formed a second time: it might come out differently."""
+        if isinstance(part, Blocks):
+            part = Formed(torch.cat(list(part.gradients)))
         if isinstance(part, Formed):
             return replace(part, gradients=part.gradients[rows], norms=None)
         if isinstance(part, Product):

@@ -6,7 +6,7 @@ gradients times those factors. `Formed` holds the gradients of all examples; `Pr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -50,6 +50,25 @@ class Formed:
 
 
 @dataclass(eq=False)
+class Blocks:
+    """Gradients formed some examples at a time, left where they were formed, with their norms."""
+
+    gradients: Sequence[Tensor]
+    norms: Tensor
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        """One squared norm per example."""
+        return self.norms.double().square()
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """The sum over examples of factor times gradient."""
+        parts = factors.split([len(block) for block in self.gradients])
+        found = [part @ block.reshape(len(block), -1) for part, block in zip(parts, self.gradients, strict=True)]
+        return torch.stack(found).sum(0).reshape(self.gradients[0].shape[1:])
+
+
+@dataclass(eq=False)
 class Product:
     """Gradients that are outer products of two vectors per example, as those of a linear layer on one vector are."""
 
@@ -80,7 +99,11 @@ class Implicit:
 
 def lengths(rows: Tensor) -> Tensor:
     """The norm of each row, whatever its shape. Long float32 sums lose digits, so they are taken over short pieces first."""
-    return lengths_of_pieces(norms_of_pieces(rows))
+    flat = rows.reshape(len(rows), -1)
+    if flat.shape[1] <= BLOCK:
+        short: Tensor = torch.linalg.vector_norm(flat, dim=1)
+        return short.double()
+    return lengths_of_pieces(norms_of_pieces(flat))
 
 
 def norms_of_pieces(rows: Tensor, into: Tensor | None = None) -> Tensor:

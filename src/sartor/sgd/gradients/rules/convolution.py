@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sartor.sgd.gradients.parts import Formed, Implicit, Part, lengths_of_pieces, norms_from_products, norms_of_pieces, pieces
+from sartor.sgd.gradients.parts import Blocks, Formed, Implicit, Part, lengths_of_pieces, norms_from_products, norms_of_pieces, pieces
 from sartor.sgd.gradients.registry import Call, rule
 
 CACHED = 4 * 2**20  # bytes that are formed and used before the next ones: what processors keep close
 BLOCK = 128  # examples, at most, that the library's kernels take at a time
 FEW_CHANNELS = 4
+LARGE = 24 * 2**20  # bytes; the C library keeps freed memory below about 32 MB for the next step
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -47,32 +48,35 @@ def convolution(call: Call) -> dict[str, Part]:
         view = _patches(layer, _padded(layer, call.input[begin:end]), gradient.shape[2:])
         return take("patches", tuple(view.shape), view.dtype).copy_(view).reshape((end - begin) * groups, prod(shape[1:]), positions)
 
-    def formed_by(blocks: Iterator[tuple[int, int]], form: Callable[[int, int, Tensor], object]) -> Part:
-        # what is to be added to another call's must outlive it, so it does not lie in shared memory
-        whole = (examples, *shape)
-        into = gradient.new_empty(whole) if call.form else take(f"{call.name}.formed", whole, gradient.dtype)
+    def formed_by(blocks: Iterator[tuple[int, int]], form: Callable[[int, int], Tensor]) -> Part:
+        """Gradients in blocks. Many megabytes would come from the operating system anew in each step; they are copied to memory that
+        is kept. What is to be added to another call's must outlive it, so it does not lie there."""
+        found: list[Tensor] = []
         norms = gradient.new_empty(examples, pieces(prod(shape)))
+        large = not call.form and examples * prod(shape) * gradient.element_size() > LARGE
+        into = take(f"{call.name}.formed", (examples, *shape), gradient.dtype) if large else None
         for begin, end in blocks:
-            form(begin, end, into[begin:end])
-            norms_of_pieces(into[begin:end], norms[begin:end])
-        return Formed(into, lengths_of_pieces(norms))
+            formed = form(begin, end)
+            norms_of_pieces(formed, norms[begin:end])
+            found.append(formed if into is None else into[begin:end].copy_(formed))
+        whole = torch.cat(found) if call.form else into
+        return Blocks(found, lengths_of_pieces(norms)) if whole is None else Formed(whole, lengths_of_pieces(norms))
 
     def strided() -> Part:
-        def form(begin: int, end: int, into: Tensor) -> None:
+        def form(begin: int, end: int) -> Tensor:
             left = gradient[begin:end].reshape((end - begin) * groups, shape[0] // groups, positions)
-            whole = into.view((end - begin) * groups, shape[0] // groups, prod(shape[1:]))
-            torch.bmm(left, patches(begin, end).transpose(1, 2), out=whole)
+            return torch.bmm(left, patches(begin, end).transpose(1, 2)).view(end - begin, *shape)
 
         size = max(1, CACHED // (prod(shape[1:]) * positions * groups * gradient.element_size()))
         return formed_by(((begin, min(begin + size, examples)) for begin in range(0, examples, size)), form)
 
     def grouped() -> Part:
-        def form(begin: int, end: int, into: Tensor) -> None:
+        def form(begin: int, end: int) -> Tensor:
             width = _power_of_two(end - begin)
             left, right = _filled(gradient[begin:end], width), _filled(call.input[begin:end], width)
             each = (width * shape[0], *shape[1:])
             found = _weight_gradient(layer, left.reshape(1, -1, *left.shape[2:]), right, each, width * groups)
-            into.copy_(found.view(width, *shape)[: end - begin])
+            return found.view(width, *shape)[: end - begin]
 
         size = CACHED // ((prod(shape) + prod(gradient.shape[1:]) + prod(call.input.shape[1:])) * gradient.element_size())
         return formed_by(_blocks(examples, min(BLOCK, max(1, size))), form)
@@ -82,14 +86,14 @@ def convolution(call: Call) -> dict[str, Part]:
         kernel: tuple[Any, ...] = (..., *(slice(side) for side in layer.kernel_size))
         inputs, padding = _for_library(layer, call.input)
 
-        def form(begin: int, end: int, into: Tensor) -> None:
+        def form(begin: int, end: int) -> Tensor:
             width = _power_of_two(end - begin)
             left, right = _filled(gradient[begin:end], width), _filled(inputs[begin:end], width).transpose(0, 1)
             kernels = left.reshape(width * shape[0], 1, *left.shape[2:])
             found = convolve(right, kernels, None, layer.dilation, padding, layer.stride, width)
             # (channels in, examples x channels out, *kernel and perhaps more, where strides left a rest)
             seen = found.view(shape[1], width, shape[0], *found.shape[2:])[:, : end - begin]
-            into.copy_(seen.permute(1, 2, 0, *range(3, seen.dim()))[kernel])
+            return seen.permute(1, 2, 0, *range(3, seen.dim()))[kernel].contiguous()
 
         return formed_by(_blocks(examples, BLOCK), form)
 
