@@ -16,7 +16,6 @@ from __future__ import annotations
 import csv
 import math
 import os
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sartor import confidential
+from sartor.documents import read_toml
 from sartor.errors import InvalidBudget
 from sartor.immutable import immutable
 
@@ -81,12 +81,7 @@ class Policy:
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Policy:
         """Read a policy from a TOML file: `delta = 1e-5` and a table `[levels]` of numbers or `{epsilon, delta}`."""
-        try:
-            document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidBudget(f"the policy {Path(path).name} cannot be read: {error.strerror}.") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InvalidBudget(f"the policy {Path(path).name} is not TOML: {error}.") from error
+        document = read_toml(path, "the policy", InvalidBudget)
         levels = document.get("levels")
         if not isinstance(levels, dict):
             raise InvalidBudget(f"the policy {Path(path).name} has no table [levels].")

@@ -71,8 +71,24 @@ def test_people_read_the_comparison_and_what_it_means(run, tmp_path):
     assert (tmp_path / "p.html").exists()
 
 
+def test_other_budgets_can_be_compared(run, tmp_path):
+    code, out, _ = run("demo", "--seeds", "1", "--epsilon", "1,2,3", "--json", "--page", tmp_path / "p.html")
+    assert code == 0
+    scale = json.loads(out)["runs"][-1]["groups"]
+    assert [group["epsilon"] for group in scale] == [1, 2, 3]
+    assert "34% allow epsilon 1, 43% allow epsilon 2" in (tmp_path / "p.html").read_text()
+
+
 def test_bad_input_ends_with_one_sentence_and_exit_code_2(run, tmp_path):
-    for arguments in (["--fast"], ["more"], ["--seeds", "0"], ["--seeds", "1", "--page", tmp_path / "no" / "p.html"]):
+    for arguments in (
+        ["--fast"],
+        ["more"],
+        ["--seeds", "0"],
+        ["--epsilon", "1,2"],
+        ["--epsilon", "3,2,1"],
+        ["--epsilon", "a,b,c"],
+        ["--seeds", "1", "--page", tmp_path / "no" / "p.html"],
+    ):
         code, out, err = run("demo", *arguments)
         assert (code, out) == (2, "")
         assert re.fullmatch(r"error: \S[^\n]*\n", err)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import sartor
 from sartor import SartorError
 from sartor.models import available, build, default_for, from_config
 
@@ -104,6 +105,16 @@ def test_gradients_per_example_are_those_of_the_example_alone(model, data):
     functional.cross_entropy(hooked(inputs), labels, reduction="mean").backward()
     for parameter, expected in zip(network.parameters(), alone, strict=True):
         torch.testing.assert_close(parameter.grad_sample[0], expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "data"), [*ONE_OF_EACH, ("embedding", "snli"), ("transformer", "snli")])
+def test_the_first_private_step_passes_its_self_check(model, data):
+    """With more examples than it compares, which a state of three layers by three examples once looked like."""
+    records = torch.utils.data.TensorDataset(*batch(data, 8))
+    budgets = sartor.Budgets.from_groups([(5.0, 4), (10.0, 4)], delta=1e-2)
+    plan = sartor.plan(budgets, steps=1, batch=7, accountant="rdp")
+    result = sartor.fit(built(model, data), records, budgets, plan, progress=False)
+    assert result.steps == 1
 
 
 @pytest.mark.parametrize(("model", "data"), ONE_OF_EACH)

@@ -228,7 +228,7 @@ def test_old_checkpoints_do_not_pile_up_and_other_files_stay(tmp_path):
     mine = tmp_path / "step-100.png"
     mine.write_text("a picture of the user's")
     for step in (3, 5, 7, 8):
-        stopped_at(step, tmp_path)
+        stopped_at(step, tmp_path, resume=step > 3)
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
     assert mine.exists()
 
@@ -294,6 +294,17 @@ def test_a_checkpoint_of_another_plan_budgets_or_data_is_refused(tmp_path):
     other = sartor.Budgets(epsilon=np.roll(people().epsilon, 1), delta=1e-3)
     with refused("another assignment of budgets"):
         sartor.fit(dropping(), records(), other, planned("scale", STEPS), checkpoint=tmp_path, resume=True, progress=False)
+    with refused("another loss"):
+        fitted(checkpoint=tmp_path, resume=True, loss=nn.MultiMarginLoss())
+
+
+def test_a_second_run_does_not_take_the_place_of_the_first(tmp_path):
+    """It would spend the same people's budgets again, and forget that the first run did."""
+    stopped_at(5, tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with refused("holds the checkpoint of a run: continue it"):
+        fitted(checkpoint=tmp_path)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 class Rows(Dataset):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +11,10 @@ import numpy as np
 import typer
 
 import sartor
-from sartor.cli.output import initial_weights, print_json, say, show, working
+from sartor.cli.output import initial_weights, numbers, print_json, say, show, working
 from sartor.errors import SartorError
 
-_EPSILON, _SHARE, _DELTA = (0.5, 1.0, 2.0), (0.34, 0.43, 0.23), 1e-4
+_SHARE, _DELTA = (0.34, 0.43, 0.23), 1e-4
 _MODEL = "logistic"
 # The same for all private schemes. Of the learning rates 0.5, 1, 1.4, 2, 2.8, 4 and 5.6 this one is the best for uniform over ten seeds
 # that the demo does not use, so that uniform is not held back by it.
@@ -23,6 +24,7 @@ _PRIVATE = ("uniform", "sample", "scale")
 
 
 def demo(
+    epsilon: Annotated[str, typer.Option(metavar="E,E,E", help="What 34 %, 43 % and 23 % of people allow.")] = "0.5,1,2",
     seeds: Annotated[int, typer.Option(min=1, help="How many runs of each scheme.")] = 10,
     page: Annotated[str, typer.Option(metavar="FILE", help="Where to write the page with plots.")] = "sartor-demo.html",
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -34,7 +36,8 @@ def demo(
     start = time.perf_counter()
     data = load("digits")
     holders = len(data.train)
-    people = [sartor.Budgets.from_shares(_EPSILON, _SHARE, holders=holders, delta=_DELTA, seed=seed) for seed in range(seeds)]
+    allowed = _allowed(epsilon)
+    people = [sartor.Budgets.from_shares(allowed, _SHARE, holders=holders, delta=_DELTA, seed=seed) for seed in range(seeds)]
     plans = {scheme: sartor.plan(people[0], scheme, steps=_STEPS, batch=_BATCH, clip=_CLIP) for scheme in _PRIVATE}
     trials = []
     for scheme in ("none", *_PRIVATE):
@@ -43,16 +46,23 @@ def demo(
             runs = [_plain(data, seed) if plan is None else _private(data, people[seed], plan, seed) for seed in range(seeds)]
         spread = float(np.std(runs, ddof=1)) if seeds > 1 else 0.0
         trials.append(Trial(scheme, float(np.mean(runs)), spread, plan))
-    meaning = _meaning(trials, seeds)
-    _write(page, demonstration_page(trials, setting=_setting(holders, seeds), meaning=meaning))
+    meaning = _meaning(trials, seeds, allowed)
+    _write(page, demonstration_page(trials, setting=_setting(holders, seeds, allowed), meaning=meaning))
     seconds = time.perf_counter() - start
     if json:
         print_json({"runs": [_as_json(trial) for trial in trials], "seconds": seconds})
         return
-    show(_setting(holders, seeds) + "\n")
+    show(_setting(holders, seeds, allowed) + "\n")
     show(_table(trials))
     show("\n".join(f"- {sentence}" for sentence in meaning))
     show(f"\nPlots: {page} ({seconds:.0f} s). Train on your own table: sartor train --help")
+
+
+def _allowed(text: str) -> list[float]:
+    found = numbers(text, "--epsilon")
+    if len(found) != len(_SHARE) or found != sorted(set(found)):
+        raise SartorError(f"--epsilon takes {len(_SHARE)} different numbers from strict to open, as in 0.5,1,2.")
+    return found
 
 
 def _plain(data: Any, seed: int) -> float:
@@ -89,8 +99,8 @@ def _private(data: Any, people: sartor.Budgets, plan: sartor.Plan, seed: int) ->
     return result.accuracy
 
 
-def _setting(holders: int, seeds: int) -> str:
-    groups = ", ".join(f"{share:.0%} allow epsilon {epsilon:g}" for epsilon, share in zip(_EPSILON, _SHARE, strict=True))
+def _setting(holders: int, seeds: int, allowed: Sequence[float]) -> str:
+    groups = ", ".join(f"{share:.0%} allow epsilon {epsilon:g}" for epsilon, share in zip(allowed, _SHARE, strict=True))
     return (
         f"{holders:,} people lend one handwritten digit each; {groups}, all at delta {_DELTA:g} (less than one in {holders:,}). "
         f"One model ({_MODEL}) is trained in {_STEPS} steps on batches of about {_BATCH}, {seeds} times per scheme, and tried on 360 other "
@@ -98,14 +108,14 @@ def _setting(holders: int, seeds: int) -> str:
     )
 
 
-def _meaning(trials: list[Any], seeds: int) -> list[str]:
+def _meaning(trials: list[Any], seeds: int, allowed: Sequence[float]) -> list[str]:
     """What the comparison says, as sentences."""
     by = {trial.scheme: trial for trial in trials}
     none, uniform, sample, scale = (by[scheme] for scheme in ("none", *_PRIVATE))
     gained = {trial.scheme: 100 * (trial.accuracy - uniform.accuracy) for trial in (sample, scale)}
     runs = f"{seeds} runs" if seeds > 1 else "a single run, so none"
     return [
-        f"uniform is what libraries without individual budgets do: the strictest people's epsilon {_EPSILON[0]:g} sets the noise for all, "
+        f"uniform is what libraries without individual budgets do: the strictest people's epsilon {min(allowed):g} sets the noise for all, "
         f"and accuracy falls from {none.accuracy:.1%} without privacy to {uniform.accuracy:.1%}.",
         f"sample draws people by their budget: {gained['sample']:+.1f} points. Strict people are used {sample.plan.expected_uses[0]:.0f} "
         f"times, open ones {sample.plan.expected_uses[-1]:.0f} times.",

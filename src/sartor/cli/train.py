@@ -134,9 +134,9 @@ class _Job(NamedTuple):
 
 
 def _read_config(path: str) -> dict[str, Any]:
-    from sartor.report.folder import read_toml
+    from sartor.documents import read_toml
 
-    return _checked(read_toml(path), Path(path).name)
+    return _checked(read_toml(path, "the settings"), Path(path).name)
 
 
 def _checked(document: dict[str, Any], name: str) -> dict[str, Any]:

@@ -15,10 +15,10 @@ categories = ["Male", "Female"]
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+from sartor.documents import read_toml
 from sartor.errors import SartorError
 
 _TEXTS = ("target", "id_column", "budget_column")
@@ -45,12 +45,7 @@ class Schema(TypedDict, total=False):
 def read_schema(path: str | os.PathLike[str]) -> Schema:
     """Read a schema from a TOML file."""
     name = Path(path).name
-    try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SartorError(f"the schema {name} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SartorError(f"the schema {name} is not TOML: {error}.") from error
+    document = read_toml(path, "the schema")
     columns = document.pop("columns", {})
     for key, value in document.items():
         _check(name, key, value)

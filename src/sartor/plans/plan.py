@@ -17,7 +17,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +27,7 @@ from sartor import accounting, confidential
 from sartor.accounting import Accountant, SampledGaussian, spend
 from sartor.accounting.spending import check_accountant
 from sartor.budgets import Budgets, spendable
+from sartor.documents import read_json
 from sartor.errors import Overspent, SartorError
 from sartor.exposure import MOST_STEPS
 from sartor.immutable import immutable
@@ -346,13 +346,7 @@ def _number(value: float) -> Any:
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     """A JSON document from a file, or one clear error."""
-    name = os.fspath(path)
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SartorError(f"{name} cannot be read: {error.strerror}.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise SartorError(f"{name} is not JSON.") from error
+    document = read_json(path, "the plan")
     if not isinstance(document, dict):
-        raise SartorError(f"{name} is not a plan.")
+        raise SartorError(f"{os.fspath(path)} is not a plan.")
     return document

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 from torch import nn
 
 from sartor.budgets import Budgets
+from sartor.documents import read_toml
 from sartor.errors import SartorError
 from sartor.plans import Plan
 
@@ -84,7 +84,7 @@ class RunFolder:
 
         if not exists(self.checkpoint):
             raise SartorError(f"there is no checkpoint in {self.path}, so no run can be continued there; start it without --resume.")
-        return read_toml(self.path / "config.toml")
+        return read_toml(self.path / "config.toml", "the settings")
 
     def plan(self) -> Plan:
         """The plan with every group."""
@@ -113,16 +113,6 @@ class RunFolder:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), _SENSITIVE)
             np.savez(file, **arrays)
-
-
-def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A TOML document from a file, or one clear error."""
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SartorError(f"{path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SartorError(f"{path} is not TOML: {error}.") from error
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:

@@ -167,12 +167,13 @@ class SelfCheck:
     def _refuse_influence(self, given: tuple[Any, Any], rows: int) -> None:
         """Change an example, under the same random numbers: nobody else's output may move, in any layer. Several ways and many draws."""
         some = self._cut(given, 0, rows)
+        fewer = self._outputs(self._cut(given, 0, rows - 1), 0)
         for seed in range(SEEDS):
             for place in range(rows):
                 for way in ("little", "much"):
                     draw = seed * 2 * rows + 2 * place + (way == "much")
                     before, after = self._outputs(some, draw), self._outputs(self._with_another(given, rows, place, way), draw)
-                    self._refuse_difference(before, after, rows, place)
+                    self._refuse_difference(before, after, fewer, rows, place)
 
     def _with_another(self, given: tuple[Any, Any], rows: int, place: int, way: str) -> tuple[Any, Any]:
         """The first examples, one of them changed: numbers by a little or by much, tokens into those of somebody who has others."""
@@ -209,12 +210,17 @@ class SelfCheck:
             self.kept.put_back()
         return found
 
-    def _refuse_difference(self, before: list[tuple[str, Tensor]], after: list[tuple[str, Tensor]], rows: int, place: int) -> None:
-        others = [i for i in range(rows) if i != place]
-        for (name, one), (_, two) in zip(before, after, strict=False):
-            if one.shape != two.shape or not one.dim() or len(one) != rows:
+    def _refuse_difference(
+        self, before: list[tuple[str, Tensor]], after: list[tuple[str, Tensor]], fewer: list[tuple[str, Tensor]], rows: int, place: int
+    ) -> None:
+        """`fewer` is what one example less brings: it tells in which dimension a layer keeps the examples (some keep layers first)."""
+        others = torch.tensor([i for i in range(rows) if i != place])
+        for (name, one), (_, two), (_, less) in zip(before, after, fewer, strict=False):
+            grown = [d for d in range(one.dim()) if one.dim() == less.dim() and one.shape[d] == rows and less.shape[d] == rows - 1]
+            if one.shape != two.shape or not grown:
                 continue
-            if not torch.allclose(one[others], two[others], rtol=TOLERANCE, atol=1e-5, equal_nan=True):
+            one, two = one.index_select(grown[0], others), two.index_select(grown[0], others)
+            if not torch.allclose(one, two, rtol=TOLERANCE, atol=1e-5, equal_nan=True):
                 raise SartorError(
                     f"the self-check of the first step failed: {name or 'the model'} mixes examples (changing one changed what it puts "
                     "out for the others), so no example's influence can be bounded. Nothing was released."

@@ -189,6 +189,8 @@ class Checkpoint:
                 raise SartorError(
                     f"this checkpoint is of another {name}: resuming would charge these people for what others were promised."
                 )
+        if self._document["of"].get("loss") != of.get("loss"):
+            raise SartorError("this checkpoint is of another loss: the same noise on other gradients would show their difference.")
         self.stream = Stream.from_json(self._document["stream"])
         self.kernels: dict[str, str] = dict(self._document["kernels"])
         self.public: dict[str, Any] = _from_json(self._document["public"])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from sartor.budgets import Budgets
@@ -26,6 +22,7 @@ from sartor.plans import Plan
 from sartor.sgd import checkpoint as saving
 from sartor.sgd.account import Account
 from sartor.sgd.loader import PrivateLoader
+from sartor.sgd.loss import Loss
 from sartor.sgd.optimizer import PrivateOptimizer, make
 from sartor.sgd.private import make_private, release
 from sartor.sgd.stream import Stream
@@ -111,7 +108,7 @@ def fit(
     start = time.perf_counter()
     measure = Loss(loss)
     inner = make(optimizer, [p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
-    of = saving.fingerprint(plan, budgets, dataset) if checkpoint is not None else {}
+    of = {**saving.fingerprint(plan, budgets, dataset), "loss": measure.name} if checkpoint is not None else {}
     found = saving.Checkpoint(checkpoint, of) if resume and checkpoint is not None else None
     if seed is not None and found is None:
         torch.manual_seed(seed)
@@ -191,6 +188,11 @@ def _check(every: int | None, patience: int | None, public: Any, checkpoint: Any
         raise SartorError("stopping early needs public data and a number of steps between evaluations (public=, every=).")
     if (resume or checkpoint_every is not None) and checkpoint is None:
         raise SartorError("checkpoints need a folder (checkpoint=).")
+    if checkpoint is not None and not resume and saving.exists(checkpoint):
+        raise SartorError(
+            f"{os.fspath(checkpoint)} holds the checkpoint of a run: continue it (resume=True) or choose another folder; a second run over "
+            "the same people spends their budgets a second time."
+        )
 
 
 def _steps(model: nn.Module, optimizer: PrivateOptimizer, loader: PrivateLoader, measure: Loss) -> Iterator[None]:
@@ -211,63 +213,6 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         raise SartorError("fit needs records that are pairs of input and target; for others, write the loop around make_private.")
     return batch[0], batch[1]
-
-
-class Loss:
-    """A loss as one number per example, however the one given reduces over a batch.
-
-    A mean over a batch may divide by others' data (class weights, ignored targets), so it is never undone: the loss is asked not to reduce.
-    """
-
-    def __init__(self, given: Callable[..., Tensor] | None) -> None:
-        self._given: Callable[..., Tensor] = functional.cross_entropy if given is None else given
-        self._mean, self._checked = True, False
-        self._keywords: dict[str, str] = {}
-        reduction = getattr(self._given, "reduction", None)
-        if isinstance(self._given, nn.Module) and isinstance(reduction, str):
-            self._given = copy.copy(self._given)
-            setattr(self._given, "reduction", "none")  # noqa: B010 - modules type their attributes as tensors
-            self._mean = reduction == "mean"
-        elif not isinstance(self._given, nn.Module) and "reduction" in _parameters(self._given):
-            self._keywords = {"reduction": "none"}
-            self._mean = _parameters(self._given)["reduction"].default == "mean"
-
-    def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        """One loss per example."""
-        value = self._given(outputs, targets, **self._keywords)
-        if not value.dim() or len(value) != len(targets):
-            raise SartorError(
-                "the loss gives one number for the whole batch, which may mix examples: give one number per example (reduction='none'), or "
-                "a loss of torch.nn, which can be asked to."
-            )
-        if not self._checked and len(value) > 1:
-            self._refuse_mixing(value, outputs, targets)
-            self._checked = True
-        flat = value.reshape(len(value), -1)
-        return flat.mean(1) if self._mean else flat.sum(1)
-
-    def _refuse_mixing(self, value: Tensor, outputs: Any, targets: Any) -> None:
-        """An example's loss must be the same whoever else is in the batch; a shape that broadcasts (n, 1) against (n) is not."""
-        for begin, end in ((0, 1), (len(value) - 1, len(value))):
-
-            def cut(given: Any, rows: slice = slice(begin, end)) -> Any:
-                return given[rows] if isinstance(given, Tensor) and given.dim() and len(given) == len(value) else given
-
-            mine = tree_map(cut, (outputs, targets))
-            with torch.no_grad():
-                alone = self._given(*mine, **self._keywords)
-            if alone.shape[1:] != value.shape[1:] or not torch.allclose(alone, value[begin:end], rtol=1e-3, atol=1e-5, equal_nan=True):
-                raise SartorError(
-                    "an example's loss depends on the others in its batch, so no one's influence can be bounded; compare the shapes of "
-                    "outputs and targets: (n, 1) against (n) makes n x n losses."
-                )
-
-
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return {}
 
 
 def evaluate(model: nn.Module, data: Dataset[Any], loss: Callable[..., Tensor] | None = None) -> dict[str, float]:

@@ -78,7 +78,10 @@ class Product:
     @cached_property
     def squared_norms(self) -> Tensor:
         """One squared norm per example."""
-        return (lengths(self.left) * lengths(self.right)).square()
+        # in float64: a side too short for float32 may meet one that is long
+        left: Tensor = torch.linalg.vector_norm(self.left, dim=1, dtype=torch.float64)
+        right: Tensor = torch.linalg.vector_norm(self.right, dim=1, dtype=torch.float64)
+        return (left * right).square()
 
     def weighted(self, factors: Tensor) -> Tensor:
         """The sum over examples of factor times gradient."""

@@ -1,0 +1,78 @@
+"""Losses as one number per example."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._pytree import tree_map
+
+from sartor.errors import SartorError
+
+
+class Loss:
+    """A loss as one number per example, however the one given reduces over a batch.
+
+    A mean over a batch may divide by others' data (class weights, ignored targets), so it is never undone: the loss is asked not to reduce.
+    """
+
+    def __init__(self, given: Callable[..., Tensor] | None) -> None:
+        self._given: Callable[..., Tensor] = functional.cross_entropy if given is None else given
+        self._mean, self._checked = True, False
+        self._keywords: dict[str, str] = {}
+        reduction = getattr(self._given, "reduction", None)
+        if isinstance(self._given, nn.Module) and isinstance(reduction, str):
+            self._given = copy.copy(self._given)
+            setattr(self._given, "reduction", "none")  # noqa: B010 - modules type their attributes as tensors
+            self._mean = reduction == "mean"
+        elif not isinstance(self._given, nn.Module) and "reduction" in _parameters(self._given):
+            self._keywords = {"reduction": "none"}
+            self._mean = _parameters(self._given)["reduction"].default == "mean"
+
+    @property
+    def name(self) -> str:
+        """Which loss this is, as far as its name tells."""
+        given = self._given
+        return repr(given) if isinstance(given, nn.Module) else f"{given.__module__}.{getattr(given, '__qualname__', type(given).__name__)}"
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        """One loss per example."""
+        value = self._given(outputs, targets, **self._keywords)
+        if not value.dim() or len(value) != len(targets):
+            raise SartorError(
+                "the loss gives one number for the whole batch, which may mix examples: give one number per example (reduction='none'), or "
+                "a loss of torch.nn, which can be asked to."
+            )
+        if not self._checked and len(value) > 1:
+            self._refuse_mixing(value, outputs, targets)
+            self._checked = True
+        flat = value.reshape(len(value), -1)
+        return flat.mean(1) if self._mean else flat.sum(1)
+
+    def _refuse_mixing(self, value: Tensor, outputs: Any, targets: Any) -> None:
+        """An example's loss must be the same whoever else is in the batch; a shape that broadcasts (n, 1) against (n) is not."""
+        for begin, end in ((0, 1), (len(value) - 1, len(value))):
+
+            def cut(given: Any, rows: slice = slice(begin, end)) -> Any:
+                return given[rows] if isinstance(given, Tensor) and given.dim() and len(given) == len(value) else given
+
+            mine = tree_map(cut, (outputs, targets))
+            with torch.no_grad():
+                alone = self._given(*mine, **self._keywords)
+            if alone.shape[1:] != value.shape[1:] or not torch.allclose(alone, value[begin:end], rtol=1e-3, atol=1e-5, equal_nan=True):
+                raise SartorError(
+                    "an example's loss depends on the others in its batch, so no one's influence can be bounded; compare the shapes of "
+                    "outputs and targets: (n, 1) against (n) makes n x n losses."
+                )
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
