@@ -28,20 +28,18 @@ def log_ratio_at(loss: NDArray[Any], rate: float) -> Array:
     return np.asarray(np.where(loss > 0, positive, other), float)
 
 
-def delta_of(mu: float, epsilon: Array) -> Array:
-    """delta(epsilon) of the Gaussian mechanism whose sensitivity over noise is `mu`.
+def delta_of(mu: float | Array, epsilon: Array) -> Array:
+    """delta(epsilon) of the Gaussian mechanism whose sensitivity over noise is `mu`, or of many of them.
 
     Guarantee: exact in both directions, which are alike (Balle and Wang 2018, theorem 8).
     """
-    if mu == 0:
-        return np.zeros_like(epsilon)
-    if np.isinf(mu):
-        return np.ones_like(epsilon)
-    log_second = epsilon + log_ndtr(-epsilon / mu - mu / 2)
-    log_first = log_ndtr(-epsilon / mu + mu / 2)
-    # Phi(a) - e^eps Phi(b) as Phi(a) (1 - exp(log_second - log_first)), which keeps the digits of small deltas
-    out: Array = ndtr(-epsilon / mu + mu / 2) * -np.expm1(np.minimum(log_second - log_first, 0.0))
-    return out
+    ratio, eps = np.broadcast_arrays(np.asarray(mu, float), epsilon)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_second = eps + log_ndtr(-eps / ratio - ratio / 2)
+        log_first = log_ndtr(-eps / ratio + ratio / 2)
+        # Phi(a) - e^eps Phi(b) as Phi(a) (1 - exp(log_second - log_first)), which keeps the digits of small deltas
+        found = ndtr(-eps / ratio + ratio / 2) * -np.expm1(np.minimum(log_second - log_first, 0.0))
+    return np.where(ratio == 0, 0.0, np.where(np.isinf(ratio), 1.0, found))
 
 
 def epsilon_of(mu: float, delta: Array) -> Array:

@@ -11,7 +11,7 @@ from typing import TextIO
 
 import typer
 
-from sartor.cli import account, demo, plan, train
+from sartor.cli import account, demo, pate, plan, train
 from sartor.cli.output import say
 from sartor.errors import SartorError, SartorWarning
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.command("plan")(plan.plan)
 app.command("train")(train.train)
+app.command("pate")(pate.pate)
 app.command("account")(account.account)
 app.command("demo")(demo.demo)
 

@@ -1,0 +1,71 @@
+"""Individualized PATE: an ensemble of teachers that duplicates, weighs or rests by budget, and labels public data.
+
+    plan ──► partition ──► teachers ──► votes ──► aggregate ──► labels + account ──► student
+
+Example:
+    >>> import sartor
+    >>> from sartor import pate
+    >>> people = sartor.Budgets.from_shares([1, 2, 3], [0.34, 0.43, 0.23], holders=1_437, delta=1e-4, seed=1)
+    >>> ensemble = pate.plan(people, "weight", teachers=25, aggregator=pate.GNMax(noise=6))
+    >>> placed = pate.partition(ensemble, people)
+    >>> len(placed.slices())
+    25
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sartor.pate.aggregators import NONE, Confident, GNMax, Interactive
+from sartor.pate.costs import Accountant
+from sartor.pate.partition import Partition, partition
+from sartor.pate.plan import VARIANTS, PatePlan, plan
+from sartor.pate.store import SavedVotes
+from sartor.pate.voting import DataDependent, Labels, PateAccount, aggregate
+
+if TYPE_CHECKING:
+    from sartor.pate.networks import teacher_network as teacher_network
+    from sartor.pate.problem import problem as problem
+    from sartor.pate.student import train_student as train_student
+    from sartor.pate.teachers import EstimatorTeachers as EstimatorTeachers
+    from sartor.pate.teachers import NetworkTeachers as NetworkTeachers
+
+_LATER = {
+    "EstimatorTeachers": "teachers",
+    "NetworkTeachers": "teachers",
+    "problem": "problem",
+    "teacher_network": "networks",
+    "train_student": "student",
+}
+
+__all__ = [
+    "NONE",
+    "VARIANTS",
+    "Accountant",
+    "Confident",
+    "DataDependent",
+    "EstimatorTeachers",
+    "GNMax",
+    "Interactive",
+    "Labels",
+    "NetworkTeachers",
+    "Partition",
+    "PateAccount",
+    "PatePlan",
+    "SavedVotes",
+    "aggregate",
+    "partition",
+    "plan",
+    "problem",
+    "teacher_network",
+    "train_student",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Teachers and students are imported when they are first used, since they need torch."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from importlib import import_module
+
+    return getattr(import_module(f"sartor.pate.{_LATER[name]}"), name)

@@ -1,0 +1,361 @@
+"""Votes become labels under a plan: asked only if everyone can pay, charged for what was seen.
+
+Under the bound that looks at the noise alone (`bound="independent"`), how many queries are safe whatever their answers follows from what
+has been spent; those are asked at once, then what they really cost is charged, and so on: the same queries are asked as one at a time
+would ask. Under `bound="dependent"`, the paper's way, each query's cost follows the votes themselves, so where voting stops, and what it
+spent, are private facts: for research on data that may be shown.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor import confidential
+from sartor.accounting import rdp
+from sartor.errors import SartorError, SartorWarning
+from sartor.numbers import to_json_number
+from sartor.pate import bounds
+from sartor.pate.aggregators import NONE
+from sartor.pate.costs import Accountant
+from sartor.pate.plan import PatePlan, whole
+from sartor.sgd.stream import Stream
+
+Array = NDArray[np.float64]
+Bound = Literal["independent", "dependent"]
+_BLOCK = 4096  # queries whose noise and counts are held at once
+_SCHEDULED = 256  # the same where each query has participants of its own
+
+
+class DataDependent(SartorWarning):
+    """Labels whose number and cost follow the private votes: no guarantee holds for publishing them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The labels of a voting, which queries were asked and answered, and the account."""
+
+    labels: NDArray[np.int64]
+    asked: NDArray[np.bool_]
+    answered: NDArray[np.bool_]
+    account: PateAccount
+    weights: Array = field(repr=False)
+    """For each query that was asked the weight of every teacher in it: what an independent check of the account needs."""
+
+    def __len__(self) -> int:
+        return int(np.sum(self.labels != NONE))
+
+    def __repr__(self) -> str:
+        return f"Labels({len(self):,} of {int(self.asked.sum()):,} queries asked; {self.account!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class PateAccount:
+    """What each group has spent. Under the data-dependent bound it is sensitive."""
+
+    plan: PatePlan
+    accountant: Accountant
+    bound: Bound
+    cost: Array = field(repr=False)
+    divergence: Array | None = field(default=None, repr=False)
+    queries: int = 0
+    seeded: bool = False
+
+    @property
+    def sensitive(self) -> bool:
+        """Whether this account says something about the private votes."""
+        return self.bound == "dependent"
+
+    @property
+    def spent(self) -> Array:
+        """Epsilon that each group has spent at its delta: that of its worst teacher."""
+        delta = self.plan.spendable[1]
+        if self.divergence is None:
+            return self.accountant.epsilon(np.array([self.cost[rows].max() for rows in _rows_of(self.plan)]), delta)
+        return np.array([self._by_votes(self.divergence[rows], float(own)) for rows, own in zip(_rows_of(self.plan), delta, strict=True)])
+
+    def _by_votes(self, divergence: Array, delta: float) -> float:
+        assert self.accountant.orders is not None
+        spent = rdp.to_epsilon(divergence, self.accountant.orders, delta, self.accountant.conversion)
+        return float(np.where(np.any(divergence > 0, axis=-1), spent, 0.0).max())
+
+    def to_json(self) -> dict[str, Any]:
+        """This account as a JSON document; groups of fewer than ten holders are merged, and show their budgets' range as spend."""
+        plan, spent = self.plan, self.spent
+        groups = []
+        for run in confidential.rows(plan.holders):
+            few = confidential.hidden(run, plan.holders)
+
+            def shown(values: Array, run: slice = run) -> Any:
+                value = confidential.shown(values, run, plan.holders)
+                return [to_json_number(end) for end in value] if isinstance(value, tuple) else to_json_number(value)
+
+            groups.append(
+                {
+                    "epsilon": shown(plan.epsilon),
+                    "delta": shown(plan.delta),
+                    "holders": int(plan.holders[run].sum()),
+                    "sensitivity": shown(plan.sensitivity),
+                    "spent": shown(plan.epsilon if few else spent),
+                }
+            )
+        return {"bound": self.bound, "sensitive": self.sensitive, "private": not self.seeded and not self.sensitive, "groups": groups}
+
+    def __repr__(self) -> str:
+        return f"PateAccount({self.bound}{', sensitive' if self.sensitive else ''}, {self.queries:,} queries)"
+
+
+def aggregate(
+    plan: PatePlan,
+    votes: NDArray[np.integer[Any]],
+    classes: int,
+    *,
+    bound: Bound = "independent",
+    accountant: Accountant | None = None,
+    student: Array | None = None,
+    labels: int | None = None,
+    go_on: bool = False,
+    before: Sequence[PateAccount] = (),
+    stream: Stream | None = None,
+) -> Labels:
+    """Label the queries, in their order, whose `votes` (queries, teachers) are given, until somebody cannot pay for another.
+
+    `student` is an interactive aggregator's: its probabilities (queries, classes). `labels` is a number of labels that is enough. `go_on`
+    continues without the groups that are out. `before` are the accounts of earlier votings over the same people. `stream` is for tests; a
+    seeded one protects nobody.
+    """
+    classes = whole(classes, "the number of classes")
+    enough = np.inf if labels is None else whole(labels, "the number of labels", least=0)
+    votes = checked_votes(plan, votes, classes)
+    student = None if student is None else np.asarray(student, float)
+    queries = len(votes)
+    check_options(plan, bound, go_on)
+    plan.aggregator.check(queries, classes, student)
+    source = Stream() if stream is None else stream
+    source.take()
+    voting = _Voting(plan, votes, classes, student, accountant or (Accountant.fine() if bound == "dependent" else Accountant()), source)
+    voting.charge_earlier(before, bound)
+    voting.run(enough, bound, go_on)
+    if bound == "dependent":
+        warnings.warn(
+            "where this voting stopped and what it spent follow the private votes: no guarantee holds for showing them; the "
+            "data-independent bound has one.",
+            DataDependent,
+            stacklevel=2,
+        )
+    return voting.result(bound)
+
+
+def checked_votes(plan: PatePlan, votes: Any, classes: int) -> NDArray[Any]:
+    """One class of each teacher for each query, or one clear error."""
+    try:
+        found = np.asarray(votes)
+    except ValueError:
+        found = np.zeros(0)
+    if found.ndim != 2 or found.shape[1] != plan.teachers:
+        raise SartorError(f"there must be one vote of each of the plan's {plan.teachers} teachers for each query.")
+    if found.dtype.kind not in "iu" or (found.size and not (found.min() >= 0 and found.max() < classes)):
+        raise SartorError(f"votes are classes from 0 to {classes - 1}, as whole numbers.")
+    return found
+
+
+def check_options(plan: PatePlan, bound: str, go_on: bool) -> None:
+    """Whether a voting can be asked for like this: to be known before teachers are trained."""
+    if bound not in ("independent", "dependent"):
+        raise SartorError(f'a bound is "independent" or "dependent", not "{bound}".')
+    if go_on and (bound == "dependent" or plan.variant not in ("weight", "vanish")):
+        raise SartorError(
+            "going on without those who are out is for weighting and vanishing under the data-independent bound: under the others it would "
+            "tell who has spent what, or there are no teachers of theirs alone."
+        )
+
+
+class _Voting:
+    """One voting under way."""
+
+    def __init__(
+        self, plan: PatePlan, votes: NDArray[Any], classes: int, student: Array | None, accountant: Accountant, stream: Stream
+    ) -> None:
+        self.plan, self.votes, self.classes, self.student = plan, votes, classes, student
+        self.accountant, self.stream = accountant, stream
+        self.before, self.cost = np.zeros(_rows(plan)), np.zeros(_rows(plan))
+        self.divergence_before: Array | None = None
+        self.divergence: Array | None = None
+        self.labels = np.full(len(votes), NONE, np.int64)
+        self.asked, self.answered = np.zeros(len(votes), bool), np.zeros(len(votes), bool)
+        self.active = np.ones(plan.teachers, bool)
+        self.weights: list[Array] = []
+        self.offset = 0
+        self.noise = stream.generator("pate", 0)
+
+    def charge_earlier(self, before: Sequence[PateAccount], bound: Bound) -> None:
+        """Begin where earlier votings over the same people ended."""
+        for account in before:
+            if account.plan.to_json() != self.plan.to_json():
+                raise SartorError("an earlier voting was under another plan: its spend cannot be added up with this one's.")
+        self.offset = sum(account.queries for account in before)
+        if bound == "dependent":
+            orders = self.accountant.orders
+            if orders is None:
+                raise SartorError("the data-dependent bound is in Rényi divergences: give an accountant with orders.")
+            self.divergence = np.zeros((len(self.cost), len(orders)))
+            self.divergence_before = sum((self._divergence_of(account, orders) for account in before), np.zeros_like(self.divergence))
+        self.before = sum((account.cost for account in before), self.before)
+
+    def _divergence_of(self, account: PateAccount, orders: Array) -> Array:
+        """An earlier voting at these orders: by its votes where it was accounted so, else by its noise."""
+        if account.divergence is None:
+            return account.cost[:, None] / 2 * orders
+        if account.accountant.orders is None or not np.array_equal(account.accountant.orders, orders):
+            raise SartorError("an earlier voting was accounted at other orders: use the same.")
+        return account.divergence
+
+    def run(self, enough: float, bound: Bound, go_on: bool) -> None:
+        """Ask until somebody is out, all is asked, or there are labels enough."""
+        if bound == "dependent":
+            self._run_by_votes(enough)
+            return
+        allowance = _per_row(self.plan, self.accountant.allowance(*self.plan.spendable))
+        place = 0
+        while place < len(self.votes) and np.sum(self.labels != NONE) < enough:
+            block = _SCHEDULED if self.plan.variant == "vanish" else _BLOCK
+            most = int(min(len(self.votes) - place, block, enough - np.sum(self.labels != NONE)))
+            weights, sensitivity = self._multipliers(place, most)
+            voted = weights.max(1) > 0
+            if not voted[0]:  # those whose turn it is are out: nobody is asked, nobody is charged
+                place += 1
+                continue
+            most = most if voted.all() else int(np.argmin(voted))
+            safe, out = self._safe(sensitivity[:most], allowance)
+            if not safe:
+                if not go_on or not self._leave(out):
+                    break
+                continue
+            self.cost = self.cost + self._ask(place, safe, weights[:safe])
+            place += safe
+
+    def _multipliers(self, place: int, count: int) -> tuple[Array, Array]:
+        """For the next queries: the weight of every teacher, and the sensitivity of every row of the account."""
+        schedule = self.plan.schedule(self.offset + place, count) & self.active
+        weights = np.where(schedule, self.plan.weights, 0.0)
+        if self.plan.variant == "vanish":
+            return weights, weights
+        taking_part = np.array([bool(self.active[self.plan.begin[g]]) for g in range(len(self.plan))])
+        return weights, np.broadcast_to(np.where(taking_part, self.plan.sensitivity, 0.0), (count, len(self.plan)))
+
+    def _prices(self) -> tuple[float, float]:
+        """What a test and an answer cost at sensitivity 1: the squared ratios of their Gaussians."""
+        kind = self.plan.aggregator
+        return 1 / kind.test_noise**2, 2 / kind.noise**2
+
+    def _safe(self, sensitivity: Array, allowance: Array) -> tuple[int, NDArray[np.bool_]]:
+        """How many of the next queries everyone can pay for whatever their answers, and who cannot pay for the one after them."""
+        worst = np.cumsum(sensitivity**2 * sum(self._prices()), axis=0)
+        kept = (worst == 0) | (worst + self.before + self.cost <= allowance)
+        safe = int(np.argmin(kept.all(1))) if not kept.all() else len(kept)
+        return safe, np.zeros(len(allowance), bool) if safe == len(kept) else ~kept[safe]
+
+    def _leave(self, out: NDArray[np.bool_]) -> bool:
+        """Go on without the teachers of those who are out; whether anybody is left."""
+        for row in np.flatnonzero(out):
+            if self.plan.variant == "vanish":
+                self.active[row] = False
+            else:
+                self.active[self.plan.begin[row] : self.plan.end[row]] = False
+        return bool(self.active.any())
+
+    def _ask(self, place: int, count: int, weights: Array) -> Array:
+        """Ask queries that everyone can pay for, and what each row of the account owes: for all tests, and for the answers given."""
+        part = slice(place, place + count)
+        counts = _counts(self.votes[part], self.classes, weights)
+        student = None if self.student is None else self.student[part]
+        passed = self._passed(counts, weights, student)
+        found = np.argmax(counts + self.noise.normal(0.0, self.plan.aggregator.noise, counts.shape), axis=1)
+        otherwise = self.plan.aggregator.otherwise(student, count)
+        self.labels[part] = np.where(passed, found, otherwise)
+        self.asked[part], self.answered[part] = True, passed
+        self.weights.append(weights)
+        squares = self._row_sensitivity(weights) ** 2
+        test, answer = self._prices()
+        return np.asarray(squares.sum(0) * test + (squares * passed[:, None]).sum(0) * answer)
+
+    def _row_sensitivity(self, weights: Array) -> Array:
+        if self.plan.variant == "vanish":
+            return weights
+        return np.asarray(weights[:, self.plan.begin] * self.plan.duplicates)
+
+    def _passed(self, counts: Array, weights: Array, student: Array | None) -> NDArray[np.bool_]:
+        kind = self.plan.aggregator
+        if not kind.tests:
+            return np.ones(len(counts), bool)
+        figure, threshold = kind.tested(counts, student, weights.sum(1) / self.plan.teachers)
+        return np.asarray(figure + self.noise.normal(0.0, kind.test_noise, len(counts)) > threshold)
+
+    def _run_by_votes(self, enough: float) -> None:
+        """One query at a time, each at the cost that its votes give it."""
+        plan, kind, orders = self.plan, self.plan.aggregator, self.accountant.orders
+        assert orders is not None
+        assert self.divergence is not None
+        assert self.divergence_before is not None
+        epsilon, delta = (_per_row(plan, values) for values in plan.spendable)
+        found = 0
+        block = _SCHEDULED if plan.variant == "vanish" else _BLOCK
+        for begin in range(0, len(self.votes), block):
+            size = min(block, len(self.votes) - begin)
+            weights, sensitivity = self._multipliers(begin, size)
+            counts = _counts(self.votes[begin : begin + size], self.classes, weights)
+            student = None if self.student is None else self.student[begin : begin + size]
+            log_q = bounds.log_q_of_answers(counts, kind.noise)
+            tested = None
+            if kind.tests:
+                figure, threshold = kind.tested(counts, student, weights.sum(1) / plan.teachers)
+                tested = bounds.log_q_of_tests(figure, threshold, kind.test_noise)
+            for i in range(size):
+                answer = bounds.answer(orders, kind.noise, sensitivity[i], log_q[i])
+                test = 0.0 if tested is None else bounds.comparison(orders, kind.test_noise, sensitivity[i], tested[i])
+                after = rdp.to_epsilon(self.divergence_before + self.divergence + test + answer, orders, delta, self.accountant.conversion)
+                if np.any(after > epsilon) or found >= enough:
+                    return
+                place = begin + i
+                self.cost = self.cost + self._ask(place, 1, weights[i : i + 1])
+                self.divergence = self.divergence + test + (answer if self.answered[place] else 0.0)
+                found += int(self.labels[place] != NONE)
+
+    def result(self, bound: Bound) -> Labels:
+        """What was found, and the account of this voting alone."""
+        asked = int(self.asked.sum())
+        account = PateAccount(self.plan, self.accountant, bound, self.cost, self.divergence, asked, self.stream.seeded)
+        weights = np.concatenate(self.weights) if self.weights else np.zeros((0, self.plan.teachers))
+        return Labels(self.labels, self.asked, self.answered, account, weights)
+
+
+def _counts(votes: NDArray[Any], classes: int, weights: Array) -> Array:
+    """The weight of the votes for each class: (queries, classes)."""
+    return np.stack([np.where(votes == label, weights, 0.0).sum(1) for label in range(classes)], axis=1)
+
+
+def _rows(plan: PatePlan) -> int:
+    return plan.teachers if plan.variant == "vanish" else len(plan)
+
+
+def _per_row(plan: PatePlan, values: Array) -> Array:
+    """A figure of each group as a figure of each row of the account; where groups share a teacher, the strictest of theirs."""
+    if plan.variant != "vanish":
+        return values
+    found = np.full(plan.teachers, np.inf)
+    for group in range(len(plan)):
+        part = slice(int(plan.begin[group]), int(plan.end[group]))
+        found[part] = np.minimum(found[part], values[group])
+    return found
+
+
+def _rows_of(plan: PatePlan) -> list[slice]:
+    """The rows of the account that are each group's."""
+    if plan.variant != "vanish":
+        return [slice(group, group + 1) for group in range(len(plan))]
+    return [slice(int(begin), int(end)) for begin, end in zip(plan.begin, plan.end, strict=True)]

@@ -1,0 +1,232 @@
+"""Faults put into PATE on purpose: each must be caught by a check that the tests beside this one run."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sartor
+from sartor.pate import store, voting
+from sartor.pate.aggregators import Confident, GNMax
+from sartor.pate.plan import PatePlan, plan
+from sartor.sgd.stream import Stream
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from pate import test_partition, test_store, test_voting
+from pate.test_voting import account_matches_transcript, asks_what_a_loop_would_ask, holders_within_budget, random_votes
+
+placing = importlib.import_module("sartor.pate.partition")
+
+
+def people():
+    """Three groups in a random order, the open ones first to appear."""
+    return sartor.Budgets(np.random.default_rng(2).permutation([4.0] * 20 + [1.0] * 50 + [2.0] * 30), delta=1e-5)
+
+
+def voted(variant="weight", kind=None, queries=600):
+    """A voting until somebody has nothing left: the people, the plan, the votes and the labels."""
+    budgets = people()
+    found = plan(budgets, variant, teachers=10, aggregator=kind or Confident(noise=40.0, threshold=6.0, threshold_noise=40.0))
+    votes = random_votes(queries, found.teachers, 3, 1)[0]
+    labels = voting.aggregate(found, votes, 3, stream=Stream(seed=1))
+    assert 0 < labels.asked.sum() < queries
+    assert 0 < labels.answered.sum() < labels.asked.sum() or not found.aggregator.tests
+    return budgets, found, votes, labels
+
+
+def keeps_the_budgets(variant="weight", kind=None):
+    budgets, found, _, labels = voted(variant, kind)
+    return holders_within_budget(budgets, found, [labels])
+
+
+def accounts_for_the_transcript(variant="weight", kind=None):
+    _, found, _, labels = voted(variant, kind)
+    return account_matches_transcript(found, labels)
+
+
+def asks_like_a_loop(variant="weight", kind=None):
+    _, found, votes, labels = voted(variant, kind)
+    return asks_what_a_loop_would_ask(found, labels, votes)
+
+
+def charging(monkeypatch, change):
+    """Sensitivities of groups, changed: of the queries to come and of those that were asked."""
+    row, fit = voting._Voting._row_sensitivity, PatePlan.sensitivity
+    monkeypatch.setattr(voting._Voting, "_row_sensitivity", lambda self, weights: change(row(self, weights)))
+    monkeypatch.setattr(PatePlan, "sensitivity", property(lambda self: change(fit.fget(self))))
+
+
+@pytest.mark.parametrize("variant", ["weight", "upsample"])
+def test_the_sensitivity_of_another_group_is_caught(monkeypatch, variant):
+    assert accounts_for_the_transcript(variant)
+    assert asks_like_a_loop(variant)
+    charging(monkeypatch, lambda of_groups: np.roll(of_groups, 1, axis=-1))
+    assert not accounts_for_the_transcript(variant)
+    assert not asks_like_a_loop(variant)
+
+
+@pytest.mark.parametrize("variant", ["weight", "upsample"])
+def test_the_sensitivity_of_the_strictest_group_for_all_is_caught(monkeypatch, variant):
+    assert keeps_the_budgets(variant)
+    charging(monkeypatch, lambda of_groups: np.zeros_like(of_groups) + of_groups[..., :1])
+    assert not keeps_the_budgets(variant)
+
+
+def test_a_teachers_rest_taken_for_another_teachers_is_caught(monkeypatch):
+    assert accounts_for_the_transcript("vanish")
+    row = voting._Voting._row_sensitivity
+    monkeypatch.setattr(voting._Voting, "_row_sensitivity", lambda self, weights: np.roll(row(self, weights), 1, axis=1))
+    assert not accounts_for_the_transcript("vanish")
+
+
+def test_a_sensitivity_of_one_under_vanishing_is_caught(monkeypatch):
+    """Proposition 4 of the paper, read without the scaling of the votes."""
+    assert keeps_the_budgets("vanish")
+    right = voting._Voting._multipliers
+    monkeypatch.setattr(voting._Voting, "_multipliers", lambda self, *given: ((both := right(self, *given))[0], (both[1] > 0) * 1.0))
+    monkeypatch.setattr(voting._Voting, "_row_sensitivity", lambda self, weights: (weights > 0) * 1.0)
+    assert not keeps_the_budgets("vanish")
+
+
+def test_a_refused_query_that_is_charged_is_caught(monkeypatch):
+    assert accounts_for_the_transcript()
+    right = voting._Voting._safe
+
+    def demanding(self, sensitivity, allowance):
+        safe, out = right(self, sensitivity, allowance)
+        if not safe:
+            self.cost = self.cost + sensitivity[0] ** 2 * sum(self._prices())
+        return safe, out
+
+    monkeypatch.setattr(voting._Voting, "_safe", demanding)
+    assert not accounts_for_the_transcript()
+
+
+def free(monkeypatch, tests, answers):
+    prices, ask = voting._Voting._prices, voting._Voting._ask
+
+    def cheaper(self, *given):
+        self._prices = lambda: tuple(price * kept for price, kept in zip(prices(self), (tests, answers), strict=True))
+        try:
+            return ask(self, *given)
+        finally:
+            del self._prices
+
+    monkeypatch.setattr(voting._Voting, "_ask", cheaper)
+
+
+def all_checks_fail():
+    return not (keeps_the_budgets() or accounts_for_the_transcript() or asks_like_a_loop())
+
+
+def test_an_answered_query_that_is_not_charged_is_caught(monkeypatch):
+    assert keeps_the_budgets()
+    assert accounts_for_the_transcript()
+    assert asks_like_a_loop()
+    free(monkeypatch, 1, 0)
+    assert all_checks_fail()
+
+
+def test_a_threshold_test_that_is_not_charged_is_caught(monkeypatch):
+    free(monkeypatch, 0, 1)
+    assert all_checks_fail()
+
+
+def test_a_query_asked_because_its_test_alone_fits_is_caught(monkeypatch):
+    assert asks_like_a_loop()
+    right = voting._Voting._prices
+
+    def test_alone(self, multipliers, allowance):
+        monkeypatch.setattr(voting._Voting, "_prices", lambda self: (right(self)[0], 0.0))
+        try:
+            return whole(self, multipliers, allowance)
+        finally:
+            monkeypatch.setattr(voting._Voting, "_prices", right)
+
+    whole = voting._Voting._safe
+    monkeypatch.setattr(voting._Voting, "_safe", test_alone)
+    assert not asks_like_a_loop()
+    assert not keeps_the_budgets()
+
+
+def test_a_duplicate_inside_one_teacher_is_caught(monkeypatch):
+    assert test_partition.no_teacher_sees_a_record_twice()
+    right = placing.Partition
+
+    def twice(teachers, rows, of_row):
+        last = np.flatnonzero(rows == rows.max())
+        of_row = of_row.copy()
+        of_row[last] = of_row[last[0]]
+        return right(teachers, rows, of_row)
+
+    monkeypatch.setattr(placing, "Partition", twice)
+    assert not test_partition.no_teacher_sees_a_record_twice()
+
+
+def test_a_second_aggregation_of_saved_votes_that_is_not_charged_is_caught(monkeypatch, tmp_path):
+    assert test_store.all_aggregations_keep_the_budgets(tmp_path / "right")
+    right = store.aggregate
+    monkeypatch.setattr(store, "aggregate", lambda *given, before, **more: right(*given, before=before[:1], **more))
+    assert not test_store.all_aggregations_keep_the_budgets(tmp_path / "wrong")
+
+
+def test_an_account_that_is_not_written_is_caught(monkeypatch, tmp_path):
+    right = store.SavedVotes._write
+    monkeypatch.setattr(store.SavedVotes, "_write", lambda self, **new: None if self.accounts else right(self, **new))
+    assert not test_store.all_aggregations_keep_the_budgets(tmp_path / "wrong")
+
+
+def test_aggregations_at_once_without_a_lock_are_caught(monkeypatch, tmp_path):
+    monkeypatch.setattr(store.fcntl, "flock", lambda *_: None)
+    test_store.saved(tmp_path / "votes")
+    found = test_store.aggregations_at_once(tmp_path / "votes")
+    accounts = test_store.SavedVotes(tmp_path / "votes").accounts
+    assert len(accounts) < len(found) or not holders_within_budget(test_store.PEOPLE, test_store.SavedVotes(tmp_path / "votes").plan, found)
+
+
+class Quieter:
+    """A generator whose noise is a tenth too small."""
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def normal(self, *given):
+        return 0.9 * self.generator.normal(*given)
+
+
+def test_noise_a_tenth_too_low_is_caught(monkeypatch):
+    assert test_voting.answers_have_the_noise()
+    assert test_voting.the_tests_have_the_noise()
+    right = Stream.generator
+    monkeypatch.setattr(Stream, "generator", lambda self, *given: Quieter(right(self, *given)))
+    assert not test_voting.answers_have_the_noise()
+    assert not test_voting.the_tests_have_the_noise()
+
+
+@pytest.mark.parametrize("variant", ["weight", "upsample", "vanish"])
+def test_weights_matched_to_groups_by_position_are_caught(monkeypatch, variant):
+    """As the paper's program does: groups in the order in which they appear, weights in the order of the budgets."""
+    assert keeps_the_budgets(variant, GNMax(noise=40.0))
+    right = PatePlan.groups_of
+
+    def by_position(self, budgets):
+        found = right(self, budgets)
+        order = list(dict.fromkeys(found.tolist()))
+        return np.array([order.index(group) for group in found.tolist()])
+
+    monkeypatch.setattr(PatePlan, "groups_of", by_position)
+    assert not keeps_the_budgets(variant, GNMax(noise=40.0))
+
+
+def test_a_reserve_that_is_spent_is_caught(monkeypatch):
+    def keeps():
+        budgets = people().with_reserve(0.3)
+        found = plan(budgets, "weight", teachers=10, aggregator=GNMax(noise=40.0))
+        labels = voting.aggregate(found, random_votes(400, 10, 3, 1)[0], 3, stream=Stream(seed=1))
+        return holders_within_budget(budgets, found, [labels])
+
+    assert keeps()
+    monkeypatch.setattr(PatePlan, "spendable", property(lambda self: (self.epsilon, self.delta)))
+    assert not keeps()
