@@ -109,15 +109,15 @@ def test_votes_are_not_overwritten(tmp_path):
 
 def test_of_two_creations_at_once_one_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "votes"
-    right = store._put
+    right = store.write_private
     found = []
 
     def late(target, content, *, new):
-        monkeypatch.setattr(store, "_put", right)
+        monkeypatch.setattr(store, "write_private", right)
         found.append(saved(path).aggregate())  # another process, in between
         right(target, content, new=new)
 
-    monkeypatch.setattr(store, "_put", late)
+    monkeypatch.setattr(store, "write_private", late)
     with contextlib.suppress(SartorError):
         saved(path)
     found.append(SavedVotes(path).aggregate())
@@ -250,7 +250,7 @@ def test_a_process_that_dies_before_the_write_releases_nothing(tmp_path):
     made = saved(path)
 
     def work():
-        store._put = lambda *_, **__: os._exit(9)
+        store.write_private = lambda *_, **__: os._exit(9)
         made.aggregate()
         return b"labels"
 

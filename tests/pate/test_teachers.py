@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 from sartor.data import load
 from sartor.errors import SartorError
+from sartor.pate import kept
 from sartor.pate import teachers as module
 from sartor.pate.augment import augmented
 from sartor.pate.networks import Training, batches, teacher_network
@@ -168,7 +169,7 @@ def test_a_killed_run_goes_on_where_it_was(backend, tmp_path, monkeypatch):
         return train(*arguments)
 
     expected = network_votes(backend=backend, seed=None, folder=tmp_path / "whole")
-    seed = module._manifest(tmp_path / "whole")["seed"]
+    seed = kept._manifest(tmp_path / "whole")["seed"]
     monkeypatch.setattr(module, trainer, partial(dies_at, 2))
     with pytest.raises(Killed):
         network_votes(backend=backend, seed=int(seed), folder=tmp_path / "killed")

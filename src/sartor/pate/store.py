@@ -15,7 +15,6 @@ import fcntl
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from sartor.accounting import rdp
 from sartor.errors import Infeasible, SartorError
+from sartor.files import write_private
 from sartor.pate import smooth
 from sartor.pate.aggregators import GNMax
 from sartor.pate.costs import Accountant
@@ -184,7 +184,7 @@ class SavedVotes:
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
         payload = content.getvalue()
-        _put(self.path, _FORMAT + _digest(payload) + payload, new=new)
+        write_private(self.path, _FORMAT + _digest(payload) + payload, new=new)
 
     def _account(self, number: int, described: Mapping[str, Any], stored: Mapping[str, NDArray[Any]]) -> PateAccount:
         orders, divergence = (stored.get(f"{what}{number}") for what in ("orders", "divergence"))
@@ -219,30 +219,3 @@ class SavedVotes:
 
 def _digest(payload: bytes) -> bytes:
     return blake2b(payload, digest_size=_DIGEST).digest()
-
-
-def _put(path: Path, content: bytes, *, new: bool) -> None:
-    """Put a file in the place of another at once, or where none is; on the disk before this returns."""
-    try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise SartorError(f"{path} cannot be written: {error.strerror}.") from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), _MODE)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if new:
-            os.link(name, path)
-        else:
-            os.replace(name, path)
-    except FileExistsError:
-        raise SartorError(f"{path} exists: votes are not overwritten, since their account would be lost.") from None
-    finally:
-        Path(name).unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

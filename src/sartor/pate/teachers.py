@@ -13,14 +13,9 @@ Votes, weights and the folder that keeps them are private: only what `sartor.pat
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import os
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Protocol
 
 import joblib  # type: ignore[import-untyped,unused-ignore]
@@ -28,8 +23,6 @@ import numpy as np
 import torch
 from joblib.parallel import ThreadingBackend, get_active_backend  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 from sklearn.base import clone
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
@@ -37,17 +30,16 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from sartor.errors import SartorError
+from sartor.pate.kept import Kept, Votes, Weights, bytes_of, digest
 from sartor.pate.networks import Training, batches, drawing, one_thread, predict, train
+from sartor.progress import bar
 
 Array = NDArray[Any]
-Votes = NDArray[np.int16]
-Weights = dict[str, Array]
 Slice = tuple[Array, Array]  # the inputs and labels of one teacher
 Finished = list[tuple[int, Votes, Weights]]  # number, votes and weights of each teacher of a task
 
 _PER_TASK = 4  # teachers that a worker trains between two reports: what a killed run loses
 _STACKED = 5  # teachers in one vmap: more do not fit into the processor's caches
-_MANIFEST = "ensemble.json"
 
 
 class Teachers(Protocol):
@@ -109,10 +101,10 @@ class NetworkTeachers:
             **asdict(self.how),
             "backend": self.backend,
             "model": str(model),
-            "start": _digest(map(_bytes, model.state_dict().values())),
+            "start": digest(map(bytes_of, model.state_dict().values())),
             "torch": torch.__version__,
         }
-        kept = _Folder.opened(self.folder, self.seed, settings, dataset, chosen, queries)
+        kept = Kept.opened(self.folder, self.seed, settings, dataset, chosen, queries)
         stacked = self.backend == "vmap"
         arguments = (
             (self.make_model, self.how, numbers, *_parts(dataset, chosen, kept.seed, numbers), queries.numpy(), kept.path is not None)
@@ -154,7 +146,7 @@ class EstimatorTeachers:
         _check_labels(dataset, np.iinfo(np.int16).max)
         estimator = fresh(self.make_estimator, 0)
         settings = {"estimator": type(estimator).__qualname__, "settings": repr(estimator.get_params())}
-        kept = _Folder.opened(self.folder, self.seed, settings, dataset, chosen, queries)
+        kept = Kept.opened(self.folder, self.seed, settings, dataset, chosen, queries)
         arguments = (
             (self.make_estimator, numbers, *_parts(dataset, chosen, kept.seed, numbers), queries.flatten(1).numpy())
             for numbers in _tasks(len(chosen), _PER_TASK, kept)
@@ -275,7 +267,7 @@ def _tensors(inputs: Array, labels: Array) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.array(inputs)), torch.from_numpy(np.array(labels, np.int64))
 
 
-def _tasks(teachers: int, size: int, kept: _Folder) -> list[list[int]]:
+def _tasks(teachers: int, size: int, kept: Kept) -> list[list[int]]:
     """Teachers by number in tasks of fixed size, without the tasks that were finished before."""
     tasks = [list(range(start, min(start + size, teachers))) for start in range(0, teachers, size)]
     return [task for task in tasks if not all(number in kept.done for number in task)]
@@ -298,112 +290,13 @@ def _parallel(task: Callable[..., Finished], arguments: Iterable[tuple[Any, ...]
     yield from pool(joblib.delayed(task)(*each) for each in arguments)
 
 
-def _gathered(kept: _Folder, results: Iterator[Finished], progress: bool) -> Votes:
-    with _bar(progress, kept.teachers, len(kept.done)) as advance:
+def _gathered(kept: Kept, results: Iterator[Finished], progress: bool) -> Votes:
+    with bar("teachers", kept.teachers, len(kept.done), wanted=progress) as advance:
         for finished in results:
             for number, votes, weights in finished:
                 kept.add(number, votes, weights)
             advance(len(kept.done))
     return np.stack([kept.done[number] for number in range(kept.teachers)], axis=1)
-
-
-class _Folder:
-    """The votes of finished teachers, in memory and, if there is a folder, one file for each teacher that only its owner can read."""
-
-    def __init__(self, path: Path | None, seed: int, teachers: int) -> None:
-        self.path, self.seed, self.teachers = path, seed, teachers
-        self.done: dict[int, Votes] = {}
-
-    @classmethod
-    def opened(
-        cls,
-        folder: str | os.PathLike[str] | None,
-        seed: int | None,
-        settings: Mapping[str, Any],
-        dataset: TensorDataset,
-        slices: list[NDArray[np.intp]],
-        queries: Tensor,
-    ) -> _Folder:
-        """A folder of these settings, records and queries, new or begun; one of others is refused."""
-        if folder is None:
-            return cls(None, secrets.randbits(128) if seed is None else seed, len(slices))
-        path = Path(folder)
-        of = {
-            "settings": _digest([json.dumps(settings, sort_keys=True, default=str).encode()]),
-            "slices": _digest(part for indices in slices for part in (str(len(indices)).encode(), np.ascontiguousarray(indices))),
-            "data": _digest(_bytes(tensor) for tensor in dataset.tensors),
-            "queries": _digest([_bytes(queries)]),
-        }
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if (path / _MANIFEST).exists():
-            found = _manifest(path)
-            for what, name in {"settings": "settings", "slices": "slices", "data": "data", "queries": "queries"}.items():
-                if found["of"].get(what) != of[what]:
-                    raise SartorError(f"{path} holds teachers of other {name}: give another folder, or the same {name}.")
-            if seed is not None and found["seed"] != str(seed):
-                raise SartorError(f"{path} holds teachers of another seed: give another folder, or the same seed.")
-            self = cls(path, int(found["seed"]), len(slices))
-        else:
-            if any(path.iterdir()):
-                raise SartorError(f"{path} holds other files and no teachers: give an empty folder or a new one.")
-            path.chmod(0o700)
-            self = cls(path, secrets.randbits(128) if seed is None else seed, len(slices))
-            _write(path / _MANIFEST, json.dumps({"of": of, "seed": str(self.seed)}).encode())
-        self._read(len(queries))
-        return self
-
-    def add(self, number: int, votes: Votes, weights: Weights) -> None:
-        """Keep a finished teacher."""
-        if self.path is not None:
-            tensors = {"votes": votes, **{f"weights.{name}": np.ascontiguousarray(value) for name, value in weights.items()}}
-            _write(self._file(number), save(tensors))
-        self.done[number] = votes
-
-    def _file(self, number: int) -> Path:
-        assert self.path is not None
-        return self.path / f"teacher-{number:05d}.safetensors"
-
-    def _read(self, queries: int) -> None:
-        for number in range(self.teachers):
-            file = self._file(number)
-            if file.exists():
-                try:
-                    votes = load(file.read_bytes())["votes"]
-                except (SafetensorError, KeyError):
-                    votes = np.zeros(0, np.int16)
-                if votes.shape != (queries,) or votes.dtype != np.int16:
-                    raise SartorError(f"{file} is damaged: remove it, and its teacher is trained again.")
-                self.done[number] = votes
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((path / _MANIFEST).read_bytes())
-        int(found["seed"]), dict(found["of"])
-    except (ValueError, KeyError, TypeError):
-        raise SartorError(f"{path / _MANIFEST} is damaged: give another folder.") from None
-    return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
-def _digest(chunks: Iterable[Any]) -> str:
-    hashed = hashlib.blake2b(digest_size=16)
-    for chunk in chunks:
-        hashed.update(chunk)
-    return hashed.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> Any:
-    return f"{tuple(tensor.shape)} {tensor.dtype}".encode() + tensor.detach().contiguous().numpy().tobytes()
 
 
 def _workers(workers: int | None) -> int:
@@ -447,18 +340,3 @@ def _classes(model: nn.Module, queries: Tensor) -> int:
     if not isinstance(out, Tensor) or out.dim() != 2:
         raise SartorError("make_model must give a network with one number for each class and input.")
     return int(out.shape[1])
-
-
-@contextmanager
-def _bar(wanted: bool, teachers: int, done: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, where somebody watches."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not wanted or not console.is_terminal:
-        yield lambda count: None
-        return
-    with Progress(TextColumn("teachers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("teachers", total=teachers, completed=done)
-        yield lambda count: bar.update(task, completed=count)

@@ -30,6 +30,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError, SartorWarning
+from sartor.files import sync_folder
 from sartor.plans import Plan
 from sartor.sgd.loader import PrivateLoader, seeded
 from sartor.sgd.optimizer import PrivateOptimizer
@@ -151,10 +152,10 @@ def save_checkpoint(
     (root / name).mkdir(mode=0o700)
     for file, content in files.items():
         _write(root / name / file, content)
-    _sync(root / name)
+    sync_folder(root / name)
     _write(root / f"{name}.pointer", pointer.encode())
     os.replace(root / f"{name}.pointer", root / _CURRENT)
-    _sync(root)
+    sync_folder(root)
     for old in root.iterdir():
         if _OURS.fullmatch(old.name) and old.name != name:
             shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
@@ -309,11 +310,3 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.plans import Plan
+from sartor.progress import bar
 from sartor.sgd import checkpoint as saving
 from sartor.sgd.account import Account
 from sartor.sgd.loader import PrivateLoader
@@ -145,7 +145,7 @@ def fit(
         if found is None:
             save()
         model.train()
-        with _bar(progress, plan.steps, private.run.steps) as advance:
+        with bar("training", plan.steps, private.run.steps, wanted=progress) as advance:
             for _ in () if stopped else _steps(model, private, loader, measure):
                 if schedule is not None:
                     schedule.step()
@@ -266,19 +266,3 @@ def _stale(history: Sequence[dict[str, float]], patience: int) -> bool:
     """Whether the last evaluations brought nothing better: by accuracy, or by loss where there are no classes."""
     better = [-entry["loss"] if entry["accuracy"] != entry["accuracy"] else entry["accuracy"] for entry in history]
     return len(better) - 1 - int(np.argmax(better)) >= patience
-
-
-@contextmanager
-def _bar(wanted: bool, steps: int, done: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, where somebody watches."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    if not wanted or not console.is_terminal:
-        yield lambda step: None
-        return
-    with Bar(TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("training", total=steps, completed=done)
-        yield lambda step: bar.update(task, completed=step)

@@ -1,0 +1,43 @@
+"""Files that only their owner can read, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from sartor.errors import SartorError
+
+_MODE = 0o600
+
+
+def write_private(path: Path, content: bytes, *, new: bool = False) -> None:
+    """Put a file in the place of another at once, or only where none is (`new`); on the disk before this returns."""
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise SartorError(f"{path} cannot be written: {error.strerror}.") from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), _MODE)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            os.link(name, path)
+        else:
+            os.replace(name, path)
+    except FileExistsError:
+        raise SartorError(f"{path} exists, and is not overwritten.") from None
+    finally:
+        Path(name).unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make sure that names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
