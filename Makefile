@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test venv lint types tests bench clean
+.PHONY: demo test test-long venv lint types tests bench clean
 
 demo: $(STAMP)
 	@$(BIN)/sartor demo
@@ -29,6 +29,9 @@ types: $(STAMP)
 
 tests: $(STAMP)
 	$(BIN)/pytest -n auto
+
+test-long: lint types
+	$(BIN)/pytest -n auto --long
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/plan_speed.py

@@ -2,6 +2,7 @@
 
 Epsilons from 0.05 to 50 and infinite, 1 to 50 groups, rates up to 1, all schemes. 9,500 by the Rényi accountant, and 500 of up to 12
 groups whose epsilons lie within a factor of twenty by the tight one; one random group of each of 500 is checked by dp_accounting as well.
+Four in ten of them run by default, all with --long (make test-long).
 """
 
 import logging
@@ -63,14 +64,18 @@ def planned(seed: int, count: int, accountant: str, **limits) -> Counter[str]:
     return made
 
 
-@pytest.mark.parametrize("seed", range(38))
+def most_are_long(seeds, default):
+    return [seed if i < default else pytest.param(seed, marks=pytest.mark.long) for i, seed in enumerate(seeds)]
+
+
+@pytest.mark.parametrize("seed", most_are_long(range(38), 15))
 def test_renyi_plans_overspend_nobody_and_waste_little(seed):
     made = planned(seed, 250, "rdp", most_groups=50 if seed % 4 == 0 else 10)
     assert all(made[scheme] >= 12 for scheme in SCHEMES)
     assert made["infeasible"] <= 60
 
 
-@pytest.mark.parametrize("seed", range(100, 120))
+@pytest.mark.parametrize("seed", most_are_long(range(100, 120), 8))
 def test_tight_plans_overspend_nobody_and_waste_little(seed):
     made = planned(seed, 25, "pld", most_groups=12, steps=(30, 5_000), most_width=1.5)
     assert sum(made.values()) - made["infeasible"] >= 15

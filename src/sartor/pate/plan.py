@@ -226,7 +226,7 @@ def plan(
     >>> import sartor
     >>> people = sartor.Budgets.from_shares([1, 2, 3], [0.34, 0.43, 0.23], holders=60_000, delta=1e-5, seed=1)
     >>> plan(people, "weight").sensitivity.round(3)
-    array([0.529, 1.057, 1.586])
+    array([0.53 , 1.059, 1.589])
     >>> plan(people, "upsample").sensitivity
     array([1., 2., 3.])
     """
