@@ -9,6 +9,7 @@ import random
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -294,8 +295,29 @@ def test_a_checkpoint_of_another_plan_budgets_or_data_is_refused(tmp_path):
     other = sartor.Budgets(epsilon=np.roll(people().epsilon, 1), delta=1e-3)
     with refused("another assignment of budgets"):
         sartor.fit(dropping(), records(), other, planned("scale", STEPS), checkpoint=tmp_path, resume=True, progress=False)
+
+
+def weighted(by):
+    return lambda out, y, reduction="none": by * nn.functional.cross_entropy(out, y, reduction=reduction)
+
+
+OTHER_LOSSES = {
+    "kind": (nn.CrossEntropyLoss(), nn.MultiMarginLoss()),
+    "weights": (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 50.0]))),
+    "setting": (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.5)),
+    "partial": (partial(nn.functional.cross_entropy, label_smoothing=0.1), partial(nn.functional.cross_entropy, label_smoothing=0.2)),
+    "closure": (weighted(1.0), weighted(2.0)),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_LOSSES)
+def test_another_loss_is_refused_and_the_same_goes_on(tmp_path, kind):
+    """The same noise on other gradients would show their difference."""
+    one, other = OTHER_LOSSES[kind]
+    stopped_at(5, tmp_path, loss=one)
     with refused("another loss"):
-        fitted(checkpoint=tmp_path, resume=True, loss=nn.MultiMarginLoss())
+        fitted(checkpoint=tmp_path, resume=True, loss=other)
+    assert fitted(checkpoint=tmp_path, resume=True, loss=one).steps == STEPS
 
 
 def test_a_second_run_does_not_take_the_place_of_the_first(tmp_path):

@@ -1015,3 +1015,48 @@ def test_default_collation_takes_records_of_any_shape():
             return records()[i]
 
     assert torch.equal(trained(dataset=Pairs(), collate=default_collate), trained(dataset=Pairs()))
+
+
+class Looped(nn.Module):
+    """Calls layers once for each example, and mixes them afterwards, in training alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Identity(), nn.ReLU(), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = torch.stack([self.second(self.first(row)) for row in x])
+        return self.last(x + 0.5 * x.roll(1, 0) if self.training else x)
+
+
+def test_a_model_that_mixes_examples_behind_a_loop_over_them_is_refused():
+    data = TensorDataset(torch.randn(40, 4), torch.randint(0, 3, (40,)))
+    budgets = sartor.Budgets.from_groups([(2.0, 40)], delta=1e-2)
+    with pytest.raises(sartor.SartorError, match="mixes examples"):
+        sartor.fit(Looped(), data, budgets, sartor.plan(budgets, steps=3, batch=20), progress=False)
+
+
+@pytest.mark.parametrize("kind", ["convolution", "own layer"])
+def test_a_step_inside_of_autocast_passes_the_self_check(kind):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside, self.gain = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return self.inside(x) * self.gain
+
+    if kind == "convolution":
+        model, x = nn.Sequential(nn.Conv1d(1, 3, 2), nn.Flatten(), nn.Linear(9, 3)), torch.randn(40, 1, 4)
+    else:
+        model, x = nn.Sequential(nn.Linear(4, 4), Own(), nn.Linear(4, 3)), torch.randn(40, 4)
+    data = TensorDataset(x, torch.randint(0, 3, (40,)))
+    budgets = sartor.Budgets.from_groups([(2.0, 40)], delta=1e-2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = sartor.make_private(model, optimizer, data, budgets, sartor.plan(budgets, steps=3, batch=20))
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            nn.functional.cross_entropy(model(inputs).float(), targets).backward()
+            optimizer.step()
+    assert optimizer.account().steps == 3

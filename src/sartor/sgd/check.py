@@ -8,7 +8,7 @@ is named, and the check stays armed until it has passed. At every step: no param
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -123,7 +123,7 @@ class SelfCheck:
         modes = [(module, module.training) for module in self.engine.model.modules()]
         measure, self.engine.kernels.measure = self.engine.kernels.measure, False
         try:
-            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.autocast("cpu", enabled=False):
                 yield
         finally:
             self.engine.close()
@@ -215,11 +215,11 @@ class SelfCheck:
     ) -> None:
         """`fewer` is what one example less brings: it tells in which dimension a layer keeps the examples (some keep layers first)."""
         others = torch.tensor([i for i in range(rows) if i != place])
-        for (name, one), (_, two), (_, less) in zip(before, after, fewer, strict=False):
-            grown = [d for d in range(one.dim()) if one.dim() == less.dim() and one.shape[d] == rows and less.shape[d] == rows - 1]
-            if one.shape != two.shape or not grown:
+        for (name, one), (_, two) in zip(before, after, strict=False):
+            where = _grown(one, [less for other, less in fewer if other == name], rows)
+            if one.shape != two.shape or where is None:
                 continue
-            one, two = one.index_select(grown[0], others), two.index_select(grown[0], others)
+            one, two = one.index_select(where, others), two.index_select(where, others)
             if not torch.allclose(one, two, rtol=TOLERANCE, atol=1e-5, equal_nan=True):
                 raise SartorError(
                     f"the self-check of the first step failed: {name or 'the model'} mixes examples (changing one changed what it puts "
@@ -241,6 +241,17 @@ class SelfCheck:
 
     def _skip(self, reason: str) -> None:
         warnings.warn(f"the first step was not checked against a naive loop: {reason}.", Unchecked, stacklevel=2)
+
+
+def _grown(one: Tensor, fewer: Sequence[Tensor], rows: int) -> int | None:
+    """The dimension in which an output has a row for each example: the one that one example less makes shorter, or else the first."""
+    for less in fewer:
+        for d in range(one.dim() if one.dim() == less.dim() else 0):
+            if one.shape[d] == rows and less.shape[d] == rows - 1:
+                return d
+    if any(less.shape == one.shape for less in fewer):
+        return None  # it does not follow the number of examples
+    return 0 if one.dim() and len(one) == rows else None
 
 
 def _floats(output: Any, rows: int) -> list[Tensor]:

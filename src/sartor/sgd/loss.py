@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
+import hashlib
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +16,8 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from sartor.errors import SartorError
+
+_DEEPEST = 8
 
 
 class Loss:
@@ -36,9 +41,9 @@ class Loss:
 
     @property
     def name(self) -> str:
-        """Which loss this is, as far as its name tells."""
-        given = self._given
-        return repr(given) if isinstance(given, nn.Module) else f"{given.__module__}.{getattr(given, '__qualname__', type(given).__name__)}"
+        """A fingerprint of what the loss computes: its code, settings and weights, as far as they can be seen."""
+        text = f"{_identity(self._given)} {self._mean} {self._keywords}"
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """One loss per example."""
@@ -69,6 +74,36 @@ class Loss:
                     "an example's loss depends on the others in its batch, so no one's influence can be bounded; compare the shapes of "
                     "outputs and targets: (n, 1) against (n) makes n x n losses."
                 )
+
+
+def _identity(value: Any, depth: int = 0) -> str:
+    """What tells one loss from another, as a text that is the same in another process."""
+    if depth > _DEEPEST or value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return repr(value) if depth <= _DEEPEST else type(value).__qualname__
+
+    def inner(part: Any) -> str:
+        return _identity(part, depth + 1)
+
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {hashlib.blake2b(value.detach().contiguous().view(-1).numpy().tobytes()).hexdigest()}"
+    if isinstance(value, nn.Module):
+        plain = {name: part for name, part in vars(value).items() if not name.startswith("_") and name != "training"}
+        return f"{type(value).__qualname__} {inner(plain)} {inner(dict(value.state_dict()))} {[inner(m) for m in value.children()]}"
+    if isinstance(value, dict):
+        return str({str(key): inner(part) for key, part in sorted(value.items(), key=lambda pair: str(pair[0]))})
+    if isinstance(value, list | tuple | set | frozenset):
+        return str([inner(part) for part in value])
+    if isinstance(value, functools.partial):
+        return f"partial {inner(value.func)} {inner(value.args)} {inner(value.keywords)}"
+    if isinstance(value, types.CodeType):
+        return f"{value.co_code.hex()} {value.co_names} {inner(value.co_consts)}"
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return f"{value.__qualname__} {inner(value.__code__)} {inner(value.__defaults__)} {inner(value.__kwdefaults__)} {inner(cells)}"
+    if isinstance(value, types.MethodType):
+        return f"{inner(value.__func__)} {inner(value.__self__)}"
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"{name} {inner(vars(value)) if hasattr(value, '__dict__') and not isinstance(value, type) else ''}"
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -191,7 +191,7 @@ def _check(every: int | None, patience: int | None, public: Any, checkpoint: Any
     if checkpoint is not None and not resume and saving.exists(checkpoint):
         raise SartorError(
             f"{os.fspath(checkpoint)} holds the checkpoint of a run: continue it (resume=True) or choose another folder; a second run over "
-            "the same people spends their budgets a second time."
+            "the same people would spend their budgets a second time (if the first took no step, delete its folder)."
         )
 
 

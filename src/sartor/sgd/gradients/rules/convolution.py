@@ -95,7 +95,8 @@ def convolution(call: Call) -> dict[str, Part]:
             seen = found.view(shape[1], width, shape[0], *found.shape[2:])[:, : end - begin]
             return seen.permute(1, 2, 0, *range(3, seen.dim()))[kernel].contiguous()
 
-        return formed_by(_blocks(examples, BLOCK), form)
+        size = 8 * CACHED // ((prod(shape) + prod(gradient.shape[1:]) + prod(inputs.shape[1:])) * gradient.element_size())
+        return formed_by(_blocks(examples, min(BLOCK, max(1, size))), form)
 
     def ghost() -> Part:
         left = gradient.reshape(examples, gradient.shape[1], positions).transpose(1, 2)

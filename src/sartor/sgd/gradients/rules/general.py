@@ -25,7 +25,14 @@ def general(call: Call) -> dict[str, Part]:
     examples = len(cotangents[0])
     parameters = {name: value.detach() for name, value in module.named_parameters() if name in call.wanted}
 
-    given = (call.inputs, dict(call.keywords))
+    wide = torch.float64 if any(p.dtype == torch.float64 for p in parameters.values()) else torch.float32
+
+    def widened(value: Any) -> Any:
+        """What an autocast block made narrow, in the parameters' type."""
+        return value.to(wide) if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
+
+    given = tree_map(widened, (call.inputs, dict(call.keywords)))
+    cotangents = [widened(gradient) for gradient in cotangents]
     leaves, structure = tree_flatten(given)
     dims = tree_unflatten([0 if place in call.own else None for place in range(len(leaves))], structure)
 
@@ -53,5 +60,4 @@ def general(call: Call) -> dict[str, Part]:
             ) from None
         rows = [row(i) for i in range(examples)]
         found = {name: torch.stack([one_row[name] for one_row in rows]) for name in parameters}
-    wide = torch.float64 if any(p.dtype == torch.float64 for p in parameters.values()) else torch.float32
     return {name: Formed(found[name].detach().to(wide)) for name in parameters}
