@@ -24,14 +24,29 @@ def write_private(path: Path, content: bytes, *, new: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
         if new:
-            os.link(name, path)
+            _link(name, path, content)
         else:
             os.replace(name, path)
     except FileExistsError:
         raise SartorError(f"{path} exists, and is not overwritten.") from None
+    except OSError as error:
+        raise SartorError(f"{path} cannot be written: {error.strerror}.") from None
     finally:
         Path(name).unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def _link(name: str, path: Path, content: bytes) -> None:
+    """Give the file its name if that is free; where the file system has no links, write it there."""
+    try:
+        os.link(name, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -38,13 +38,32 @@ def test_votes_in_a_file_are_charged_each_time_until_nothing_is_left(run, tmp_pa
     assert first["labels"] == 2
     assert os.stat(path).st_mode & 0o777 == 0o600
     second = document(run, "--votes", path)
-    assert all(one["spent"] + two["spent"] > 0 for one, two in zip(first["groups"], second["groups"], strict=True))
+    assert all(one["spent"] < two["spent"] <= two["epsilon"] for one, two in zip(first["groups"], second["groups"], strict=True))
     third = document(run, "--votes", path)
     assert third["labels"] == 0
+    assert third["groups"] == second["groups"]
     assert third["student_accuracy"] is None
     code, out, err = run(*SMALL, "--seed", "1", "--votes", path, "--variant", "upsample")
     assert (code, out) == (2, "")
     assert "another plan" in err
+
+
+def test_a_private_run_finds_its_finished_teachers_again(run, tmp_path):
+    keep = ["--keep", tmp_path / "kept", "--variant", "upsample", "--json"]
+    code, out, err = run(*SMALL, *keep)
+    assert code == 0, err
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "kept" / "teachers").iterdir()}
+    assert run(*SMALL, *keep)[0] == 0
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "kept" / "teachers").iterdir()}
+    assert os.stat(tmp_path / "kept" / "who.json").st_mode & 0o777 == 0o600
+    assert json.loads(out)["private"] is True
+
+
+def test_labels_are_written_as_a_table(run, tmp_path):
+    found = document(run, "--out", tmp_path / "labels.csv")
+    lines = (tmp_path / "labels.csv").read_text().splitlines()
+    assert lines[0] == "query,label"
+    assert len(lines) - 1 == found["labels"]
 
 
 def test_the_dependent_bound_says_that_it_is_sensitive(run):
@@ -78,6 +97,9 @@ def test_people_read_what_it_means(run):
         ["--labels", "0"],
         ["--epsilon", "inf,1"],
         ["--reserve", "2"],
+        ["--bound", "dependent", "--accounting", "exact"],
+        ["--votes", "/nowhere/votes"],
+        ["--noise", "1e200"],
     ],
     ids=" ".join,
 )

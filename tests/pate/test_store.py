@@ -77,11 +77,15 @@ def test_what_was_saved_is_read_back(tmp_path):
 def test_different_bounds_and_accountants_add_up(tmp_path):
     path = tmp_path / "votes"
     saved(path)
-    found = [SavedVotes(path).aggregate(labels=3, accountant=Accountant.paper())]
+    found = [SavedVotes(path).aggregate(labels=3, accountant=Accountant.paper()), SavedVotes(path).aggregate(labels=3)]
+    total = SavedVotes(path).account
+    np.testing.assert_allclose(total.cost, found[0].account.cost + found[1].account.cost)
+    assert np.all(total.spent > found[1].account.spent)
     with pytest.warns(DataDependent):
         found.append(SavedVotes(path).aggregate(labels=3, bound="dependent"))
-    found += [SavedVotes(path).aggregate(labels=3), SavedVotes(path).aggregate(go_on=True)]
     assert holders_within_budget(PEOPLE, SavedVotes(path).plan, found)
+    with pytest.raises(SartorError, match="stopped by the votes"):
+        SavedVotes(path).aggregate(go_on=True)
 
 
 def test_the_file_is_its_owners_alone_and_nothing_else_is_left(tmp_path):
@@ -146,10 +150,10 @@ def test_a_failure_while_writing_releases_nothing(tmp_path, monkeypatch, fails):
     made = saved(path)
 
     def broken(*_, **__):
-        raise OSError("no space left")
+        raise OSError(28, "no space left")
 
     monkeypatch.setattr(store.os, fails, broken)
-    with pytest.raises(OSError, match="space"):
+    with pytest.raises(SartorError, match="space"):
         made.aggregate()
     monkeypatch.undo()
     assert SavedVotes(path).accounts == []

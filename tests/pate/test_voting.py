@@ -696,14 +696,15 @@ def test_the_data_dependent_bound_warns_and_is_marked():
     assert not labels.account.to_json()["private"]
 
 
-def test_after_a_data_dependent_voting_the_noise_alone_is_charged_to_an_independent_one():
+def test_after_a_data_dependent_voting_an_independent_one_is_refused():
+    """Where it begins would tell where the other stopped, which follows the votes."""
     found = open_plan(GNMax(noise=6.0), teachers=30, epsilon=3.0)
     votes = np.zeros((60, 30), int)
     first = by_votes(found, votes, {"classes": 2}, 1)
     alone = voting.aggregate(found, votes, 2, stream=Stream(seed=2))
     assert first.asked.sum() > alone.asked.sum() > 0
-    after = voting.aggregate(found, votes, 2, before=[first.account], stream=Stream(seed=2))
-    assert not after.asked.any()
+    with pytest.raises(SartorError, match="stopped by the votes"):
+        voting.aggregate(found, votes, 2, before=[first.account], stream=Stream(seed=2))
 
 
 def test_one_class_is_a_data_dependent_voting_too():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json as jsonlib
+import os
+import secrets
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +42,7 @@ def pate(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that train teachers; otherwise one for each core.")] = None,
     keep: Annotated[str | None, typer.Option(metavar="DIR", help="Keep finished teachers here (sensitive), to go on after a stop.")] = None,
     votes: Annotated[str | None, typer.Option(metavar="FILE", help="Keep votes and account here, or aggregate those in it again.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Write the labels here, as a CSV of query,label.")] = None,
     seed: Annotated[int | None, typer.Option(help="For tests: a seeded run can be repeated, and is not private.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -64,11 +68,16 @@ def pate(
     count = (25 if dataset == "digits" else 250) if teachers is None else teachers
     kind = _aggregator(dataset, count, aggregator, noise, threshold, threshold_noise)
     plan = plan_pate(own, variant, teachers=count, aggregator=kind, tune=tune)  # type: ignore[arg-type]
-    check_options(plan, bound, go_on)
     options = {"bound": bound, "accountant": _accountant(accounting), "labels": labels, "go_on": go_on}
+    check_options(plan, bound, go_on, _accountant(accounting))
+    for path in (votes, out):
+        if path is not None and not os.access(Path(path).resolve().parent, os.W_OK):
+            raise SartorError(f"{path} cannot be written: there is no such folder, or it is not yours.")
     stored = _votes(work, own, plan, {"epochs": epochs, "workers": workers, "folder": keep, "seed": seed}, votes)
     found = stored.aggregate(**options, stream=None if seed is None else Stream(seed))
-    report = _report(work, stored.plan, found, seed)
+    if out is not None:
+        _write_labels(Path(out), found)
+    report = _report(work, stored, found, seed)
     if json:
         print_json(report)
         return
@@ -112,7 +121,13 @@ def _votes(work: Any, own: Budgets, plan: Any, options: dict[str, Any], path: st
         if plan.to_json() != stored.plan.to_json():
             raise SartorError(f"{path} holds the votes of another plan: repeat the options that it was made with, or choose another file.")
         return stored
-    placed = pate.partition(plan, own, None if options["seed"] is None else str(options["seed"]).encode())
+    key = None if options["seed"] is None else str(options["seed"]).encode()
+    folder = None if options["folder"] is None else Path(options["folder"])
+    if folder is not None:
+        key, own = _who(folder, own, options["seed"])
+        plan.groups_of(own)
+        options = {**options, "folder": folder / "teachers"}
+    placed = pate.partition(plan, own, key)
     settings = {**options, "epochs": options["epochs"] or _EPOCHS[work.name]}
     cast = usual_teachers(work, **settings).votes(work.private, placed.slices(), work.queries)
     if path is not None:
@@ -120,20 +135,49 @@ def _votes(work: Any, own: Budgets, plan: Any, options: dict[str, Any], path: st
     return _Unsaved(plan, cast, work.classes)
 
 
+def _who(folder: Path, own: Budgets, seed: int | None) -> tuple[bytes, Budgets]:
+    """The key of the places and who has which budget, kept beside the teachers so that a stopped run finds everyone where they were."""
+    from sartor.documents import read_json
+    from sartor.files import write_private
+
+    path = folder / "who.json"
+    if path.exists():
+        kept = read_json(path, "the record of who is where")
+        return bytes.fromhex(kept["key"]), Budgets(kept["epsilon"], delta=kept["delta"], reserve=own.reserve)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key = secrets.token_bytes(32) if seed is None else str(seed).encode()
+    document = {"key": key.hex(), "epsilon": own.epsilon.tolist(), "delta": own.delta.tolist()}
+    write_private(path, jsonlib.dumps(document).encode())
+    return key, own
+
+
 class _Unsaved:
     """Votes that are used once and forgotten."""
 
     def __init__(self, plan: Any, votes: Any, classes: int) -> None:
         self.plan, self.votes, self.classes = plan, votes, classes
+        self.account: Any = None
 
     def aggregate(self, **options: Any) -> Any:
         """Labels of the queries."""
         from sartor.pate import aggregate
 
-        return aggregate(self.plan, self.votes, self.classes, **options)
+        found = aggregate(self.plan, self.votes, self.classes, **options)
+        self.account = found.account
+        return found
 
 
-def _report(work: Any, plan: Any, found: Any, seed: int | None) -> dict[str, Any]:
+def _write_labels(path: Path, found: Any) -> None:
+    """The labels that were given, before anything else can fail: people have paid for them."""
+    lines = [f"{query},{label}" for query, label in enumerate(found.labels) if label >= 0]
+    try:
+        path.write_text("\n".join(["query,label", *lines]) + "\n")
+    except OSError as error:
+        raise SartorError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def _report(work: Any, stored: Any, found: Any, seed: int | None) -> dict[str, Any]:
+    """What came out, and what everything made of these votes has cost in all."""
     from sartor.pate.student import train_student
 
     given = found.labels >= 0
@@ -142,15 +186,15 @@ def _report(work: Any, plan: Any, found: Any, seed: int | None) -> dict[str, Any
     if given.any():
         with working("training the student"):
             student = train_student(_student(work), work.queries, found.labels, work.test, augment=len(work.shape) > 1, seed=seed).accuracy
-    account = found.account.to_json()
+    account = stored.account.to_json()
     keys = ("epsilon", "holders", "sensitivity", "spent")
     return {
-        "variant": plan.variant,
+        "variant": stored.plan.variant,
         "labels": int(given.sum()),
         "queries": int(found.asked.sum()),
         "label_accuracy": float(np.mean(right)) if given.any() else None,
         "student_accuracy": student,
-        "teachers": plan.teachers,
+        "teachers": stored.plan.teachers,
         "bound": account["bound"],
         "sensitive": account["sensitive"],
         "private": account["private"],

@@ -23,6 +23,7 @@ Labels = NDArray[np.int64]
 NONE = -1
 """The label of a query that got none."""
 
+_LEAST, _MOST = 1e-6, 1e12
 _Any = TypeVar("_Any", bound="GNMax")
 
 
@@ -38,8 +39,8 @@ class GNMax:
             if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < np.inf:
                 raise SartorError(f"{field.name} must be a number of 0 or more, not {value}.")
             object.__setattr__(self, field.name, float(value))
-        if not self.noise or not self.test_noise:
-            raise SartorError("an aggregator without noise protects nobody; its noise must be above 0.")
+        if not all(_LEAST <= noise <= _MOST or noise == np.inf for noise in (self.noise, self.test_noise)):
+            raise SartorError(f"an aggregator without noise protects nobody; its noise must lie between {_LEAST:g} and {_MOST:g} votes.")
 
     @property
     def tests(self) -> bool:

@@ -39,6 +39,9 @@ class Accountant:
         if self.orders is not None and (not len(self.orders) or not np.all(np.asarray(self.orders) > 1)):
             raise SartorError("Rényi orders must be above 1, and there must be one.")
 
+        if self.conversion not in ("balle", "mironov"):
+            raise SartorError(f'a conversion is "balle" or "mironov", not "{self.conversion}".')
+
     @classmethod
     def paper(cls) -> Accountant:
         """Orders 2 to 50 and Mironov's conversion."""

@@ -73,7 +73,9 @@ def partition(plan: PatePlan, budgets: Budgets, key: bytes | None = None, *, hol
 def _hashes(names: Sequence[str] | range, key: bytes) -> NDArray[np.uint64]:
     """64 bits of each holder, from which their places follow."""
     keyed = blake2b(key, digest_size=32, person=_PERSON).digest()
-    digests = b"".join(blake2b(str(name).encode(), digest_size=8, key=keyed, person=_PERSON).digest() for name in names)
+    digests = b"".join(
+        blake2b(str(name).encode(errors="surrogatepass"), digest_size=8, key=keyed, person=_PERSON).digest() for name in names
+    )
     return np.frombuffer(digests, np.uint64).copy()
 
 

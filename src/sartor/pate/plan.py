@@ -82,7 +82,7 @@ class PatePlan:
         size = self.end - self.begin
         wrong = {
             f"the variant is one of {', '.join(VARIANTS)}": self.variant not in VARIANTS,
-            "an aggregator is missing": not isinstance(self.aggregator, GNMax),
+            "an aggregator is missing": type(self.aggregator) not in aggregators.KINDS,
             "budgets must be positive and finite": not np.all((self.epsilon > 0) & np.isfinite(self.epsilon)),
             "deltas must lie between 0 and 1": not np.all((self.delta > 0) & (self.delta < 1)),
             "the reserve must lie in [0, 1)": not 0 <= self.reserve < 1,
@@ -234,7 +234,7 @@ def plan(
         raise SartorError(f'a variant is one of {", ".join(VARIANTS)}, not "{variant}".')
     teachers = whole(teachers, "the number of teachers", most=len(budgets))
     limit = 8 * teachers if most_teachers is None else whole(most_teachers, "most_teachers")
-    if aggregator is not None and not isinstance(aggregator, GNMax):
+    if aggregator is not None and type(aggregator) not in aggregators.KINDS:
         raise SartorError("an aggregator is GNMax, Confident or Interactive.")
     if not (isinstance(precision, Real) and 0 <= precision < np.inf and isinstance(power, Real) and 0 <= power < np.inf):
         raise SartorError("precision and power must be numbers of 0 or more.")

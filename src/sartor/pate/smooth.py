@@ -57,7 +57,8 @@ Counts = NDArray[np.int64]
 _LOG_HALF = math.log(0.5)
 _CELLS = 2**17  # of the table in q, at least: each move is cut into about a thousand
 _CELLS_PER_VOTE = 8  # at least
-_ROUNDING = 1e-9  # added to every change, more than what floating-point numbers lose of one
+_ROUNDING = 1e-9  # share by which every change is raised, more than what floating-point numbers lose of one
+_SMALLEST = 1e-300
 
 
 def local_sensitivity(counts: ArrayLike, noise: float, order: float, distance: int) -> Array:
@@ -103,7 +104,8 @@ def smooth_sensitivity(counts: ArrayLike, noise: float, order: float, beta: floa
         far = next(ranges)
         best = max(best, math.exp(-beta * distance) * float(table.largest_change(near, far).sum()))
         near = far
-    return best
+    # never 0 but where it is for all votes: far distances underflow, and the larger of a smooth figure and a constant is smooth
+    return max(best, _SMALLEST) if table.from_here.max() > 0 else 0.0
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ Breaks if: the file is copied, or put back from a copy: then the account forgets
 from __future__ import annotations
 
 import fcntl
+import functools
 import io
 import json
+import operator
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,12 +44,16 @@ _DIGEST = 32
 
 @dataclass(frozen=True)
 class Published:
-    """A released upper figure of the data-dependent spend: the divergence at an order, and the epsilon that follows."""
+    """A released upper figure of what the labels cost by the data-dependent bound: a divergence at an order, and what follows.
+
+    The release itself cost the reserve. A seeded one is not private.
+    """
 
     order: float
     divergence: float
     spent: float
     failure: float
+    private: bool = True
 
 
 class SavedVotes:
@@ -124,7 +130,10 @@ class SavedVotes:
                 order = 1 + float(np.sqrt(8 * np.log(1 / main) / cost))
             if margin_scale is None:
                 margin_scale = 4 * float(np.sqrt(2 * np.log(1 / own[1]))) / own[0]
-            chosen = smooth.calibrate(*own, plan.teachers / 4 if distance is None else distance, margin_scale)
+            try:
+                chosen = smooth.calibrate(*own, plan.teachers / 4 if distance is None else distance, margin_scale)
+            except Infeasible:  # its message shows a budget
+                raise Infeasible("the reserve is too small for a release with this margin_scale: raise one of them.") from None
             source = Stream() if stream is None else stream
             source.take()
             noise = source.generator("pate bound", 0)
@@ -134,7 +143,7 @@ class SavedVotes:
             self.published = True
             self._write()
             spent = float(rdp.to_epsilon([found.upper], [order], main))
-            return Published(order, found.upper, min(spent, float(Accountant().epsilon(cost, main))), failure)
+            return Published(order, found.upper, min(spent, float(Accountant().epsilon(cost, main))), failure, not source.seeded)
 
     def _refuse_publication(self) -> None:
         if self.plan.variant != "standard" or type(self.plan.aggregator) is not GNMax:
@@ -151,10 +160,18 @@ class SavedVotes:
         if self.published:
             raise Infeasible("the reserve was spent by an earlier release of the spend.")
 
+    @property
+    def account(self) -> PateAccount | None:
+        """What everything made of these votes cost in all, or None if nothing was."""
+        return functools.reduce(operator.add, self.accounts) if self.accounts else None
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Nobody else aggregates from the same file meanwhile."""
-        descriptor = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, _MODE)
+        try:
+            descriptor = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, _MODE)
+        except OSError as error:
+            raise SartorError(f"{self.path}.lock cannot be written: {error.strerror}.") from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -202,7 +219,8 @@ class SavedVotes:
         if content[: len(_FORMAT)] != _FORMAT or content[len(_FORMAT) : len(_FORMAT) + _DIGEST] != _digest(payload):
             raise SartorError(f"{self.path} holds no votes, or is damaged.")
         if several:
-            raise SartorError(f"{self.path} has several names (hard links), so its account could be lost: keep one of them.")
+            beside = f".{self.path.name}.*"
+            raise SartorError(f"{self.path} has several names (hard links; perhaps {beside}), so its account could be lost: keep one.")
         try:
             self._unpack(payload)
         except (ValueError, KeyError, TypeError, OSError):

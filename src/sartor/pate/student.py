@@ -1,6 +1,7 @@
 """The student: a model trained on public inputs and the labels that the teachers' votes gave them.
 
-Labels are what a voting releases, so training on them costs nobody anything more, and the student may be published.
+Labels are what a voting releases, so training on them costs nobody anything more, and the student may be published if the labels may: those
+of a seeded voting, or of one by the data-dependent bound, may not.
 """
 
 from __future__ import annotations

@@ -84,11 +84,32 @@ class PateAccount:
         spent = rdp.to_epsilon(divergence, self.accountant.orders, delta, self.accountant.conversion)
         return float(np.where(np.any(divergence > 0, axis=-1), spent, 0.0).max())
 
+    def __add__(self, other: PateAccount) -> PateAccount:
+        """Both votings together; by the bound of the second."""
+        divergence = None
+        if other.divergence is not None and other.accountant.orders is not None:
+            divergence = other.divergence + self.divergence_at(other.accountant)
+        queries, seeded = self.queries + other.queries, self.seeded or other.seeded
+        return PateAccount(self.plan, other.accountant, other.bound, self.cost + other.cost, divergence, queries, seeded)
+
+    def divergence_at(self, accountant: Accountant) -> Array:
+        """Rényi divergences at another accountant's orders: by the votes where this was accounted so, else by the noise."""
+        assert accountant.orders is not None
+        if self.divergence is None:
+            return np.asarray(self.cost[:, None] / 2 * accountant.orders)
+        if self.accountant.orders is None or not np.array_equal(self.accountant.orders, accountant.orders):
+            raise SartorError("an earlier voting was accounted at other orders: use the same.")
+        return self.divergence
+
     def to_json(self) -> dict[str, Any]:
         """This account as a JSON document; groups of fewer than ten holders are merged, and show their budgets' range as spend."""
         plan, spent = self.plan, self.spent
+        runs = confidential.rows(plan.holders)
+        # many digits of one group's sensitivity could be solved for a budget that is not shown
+        exact = not any(confidential.hidden(run, plan.holders) for run in runs)
+        sensitivity = plan.sensitivity if exact else np.array([float(f"{value:.1g}") for value in plan.sensitivity])
         groups = []
-        for run in confidential.rows(plan.holders):
+        for run in runs:
             few = confidential.hidden(run, plan.holders)
 
             def shown(values: Array, run: slice = run) -> Any:
@@ -100,7 +121,7 @@ class PateAccount:
                     "epsilon": shown(plan.epsilon),
                     "delta": shown(plan.delta),
                     "holders": int(plan.holders[run].sum()),
-                    "sensitivity": shown(plan.sensitivity),
+                    "sensitivity": shown(sensitivity),
                     "spent": shown(plan.epsilon if few else spent),
                 }
             )
@@ -134,7 +155,7 @@ def aggregate(
     votes = checked_votes(plan, votes, classes)
     student = None if student is None else np.asarray(student, float)
     queries = len(votes)
-    check_options(plan, bound, go_on)
+    check_options(plan, bound, go_on, accountant)
     plan.aggregator.check(queries, classes, student)
     source = Stream() if stream is None else stream
     source.take()
@@ -164,8 +185,10 @@ def checked_votes(plan: PatePlan, votes: Any, classes: int) -> NDArray[Any]:
     return found
 
 
-def check_options(plan: PatePlan, bound: str, go_on: bool) -> None:
+def check_options(plan: PatePlan, bound: str, go_on: bool, accountant: Accountant | None = None) -> None:
     """Whether a voting can be asked for like this: to be known before teachers are trained."""
+    if bound == "dependent" and accountant is not None and accountant.orders is None:
+        raise SartorError("the data-dependent bound is in Rényi divergences: give an accountant with orders.")
     if bound not in ("independent", "dependent"):
         raise SartorError(f'a bound is "independent" or "dependent", not "{bound}".')
     if go_on and (bound == "dependent" or plan.variant not in ("weight", "vanish")):
@@ -198,22 +221,17 @@ class _Voting:
         for account in before:
             if account.plan.to_json() != self.plan.to_json():
                 raise SartorError("an earlier voting was under another plan: its spend cannot be added up with this one's.")
+        if bound == "independent" and any(account.sensitive for account in before):
+            raise SartorError(
+                "an earlier voting stopped by the votes, so one that begins where it ended would tell where that was: it cannot be private."
+            )
         self.offset = sum(account.queries for account in before)
         if bound == "dependent":
             orders = self.accountant.orders
-            if orders is None:
-                raise SartorError("the data-dependent bound is in Rényi divergences: give an accountant with orders.")
+            assert orders is not None
             self.divergence = np.zeros((len(self.cost), len(orders)))
-            self.divergence_before = sum((self._divergence_of(account, orders) for account in before), np.zeros_like(self.divergence))
+            self.divergence_before = sum((account.divergence_at(self.accountant) for account in before), np.zeros_like(self.divergence))
         self.before = sum((account.cost for account in before), self.before)
-
-    def _divergence_of(self, account: PateAccount, orders: Array) -> Array:
-        """An earlier voting at these orders: by its votes where it was accounted so, else by its noise."""
-        if account.divergence is None:
-            return account.cost[:, None] / 2 * orders
-        if account.accountant.orders is None or not np.array_equal(account.accountant.orders, orders):
-            raise SartorError("an earlier voting was accounted at other orders: use the same.")
-        return account.divergence
 
     def run(self, enough: float, bound: Bound, go_on: bool) -> None:
         """Ask until somebody is out, all is asked, or there are labels enough."""
@@ -255,6 +273,13 @@ class _Voting:
 
     def _safe(self, sensitivity: Array, allowance: Array) -> tuple[int, NDArray[np.bool_]]:
         """How many of the next queries everyone can pay for whatever their answers, and who cannot pay for the one after them."""
+        if self.plan.variant != "vanish":  # the same for every query
+            each = sensitivity[0] ** 2 * sum(self._prices())
+            spent, paying = self.before + self.cost, each > 0
+            safe = int(min(np.min((allowance - spent)[paying] // each[paying], initial=np.inf), len(sensitivity)))
+            while safe > 0 and np.any((spent + safe * each > allowance) & paying):
+                safe -= 1
+            return max(safe, 0), paying & (spent + (safe + 1) * each > allowance)
         worst = np.cumsum(sensitivity**2 * sum(self._prices()), axis=0)
         kept = (worst == 0) | (worst + self.before + self.cost <= allowance)
         safe = int(np.argmin(kept.all(1))) if not kept.all() else len(kept)
@@ -280,14 +305,17 @@ class _Voting:
         self.labels[part] = np.where(passed, found, otherwise)
         self.asked[part], self.answered[part] = True, passed
         self.weights.append(weights)
-        squares = self._row_sensitivity(weights) ** 2
         test, answer = self._prices()
+        squares = self._row_sensitivity(weights) ** 2
+        if self.plan.variant != "vanish":
+            return np.asarray(squares[0] * (count * test + int(passed.sum()) * answer))
         return np.asarray(squares.sum(0) * test + (squares * passed[:, None]).sum(0) * answer)
 
     def _row_sensitivity(self, weights: Array) -> Array:
+        """The sensitivity of every row of the account in these queries; one line of them where it is the same in all."""
         if self.plan.variant == "vanish":
             return weights
-        return np.asarray(weights[:, self.plan.begin] * self.plan.duplicates)
+        return np.asarray(weights[:1, self.plan.begin] * self.plan.duplicates)
 
     def _passed(self, counts: Array, weights: Array, student: Array | None) -> NDArray[np.bool_]:
         kind = self.plan.aggregator
