@@ -8,6 +8,7 @@ is named, and the check stays armed until it has passed. At every step: no param
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -215,8 +216,13 @@ class SelfCheck:
     ) -> None:
         """`fewer` is what one example less brings: it tells in which dimension a layer keeps the examples (some keep layers first)."""
         others = torch.tensor([i for i in range(rows) if i != place])
+        seen: Counter[str] = Counter()
+        calls = Counter(name for name, _ in before)
         for (name, one), (_, two) in zip(before, after, strict=False):
-            where = _grown(one, [less for other, less in fewer if other == name], rows)
+            same = [less for other, less in fewer if other == name]
+            # the output of the same place, unless a layer is called once for each example
+            where = _grown(one, [same[seen[name]]] if len(same) == calls[name] else same, rows)
+            seen[name] += 1
             if one.shape != two.shape or where is None:
                 continue
             one, two = one.index_select(where, others), two.index_select(where, others)
