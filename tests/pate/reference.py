@@ -118,7 +118,7 @@ def one_at_a_time(groups, schedule, noise, test_noise, outcomes, labelled, *, en
 
     A query is asked if every group can pay for its test and its answer; then the test is charged, and the answer if `outcomes` says that
     the test passed. `schedule(i)` are the teachers' weights in query i, `labelled[i]` is whether query i gave a label.
-    With `go_on`, the teachers of groups that cannot pay leave for good.
+    With `go_on`, the teachers of groups that cannot pay leave for good; a query in which nobody is left to vote is not asked.
     """
     gone: set[int] = set()
     asked: list[np.ndarray] = []
@@ -140,6 +140,8 @@ def one_at_a_time(groups, schedule, noise, test_noise, outcomes, labelled, *, en
                 break
         if broke:
             break
+        if not weights.any():
+            continue
         for group, t, a in zip(groups, test, answer, strict=True):
             group.cost += t + (a if outcomes[i] else 0.0)
         asked.append(weights)
