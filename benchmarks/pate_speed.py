@@ -3,10 +3,11 @@
     python benchmarks/pate_speed.py --data DIR           # 16 teachers on MNIST by each way, some minutes
     python benchmarks/pate_speed.py --data DIR --full    # also the whole ensemble of the paper: 250 teachers, 20 epochs, 9,000 queries
 
-A user's alternative is to train one teacher after another with torch's own threads. Beside it stand worker processes of one thread each,
-and teachers stacked by vmap. All train the same networks on the same slices with the same seeds; they take turns, and the best time of each
-counts. Workers are started before the clock, as one ensemble starts them once. Measure on an idle machine: threads that wait for each other
-suffer far more from other programs than processes do.
+A user's alternative is to train one teacher after another with torch's own threads: the paper's network and training as one would write
+them down. Beside it stand that loop around Sartor's own network and training (which shows what worker processes alone bring), worker
+processes of one thread each, and teachers stacked by vmap. All train for as many epochs on the same slices; they take turns, and the best
+time of each counts. Workers are started before the clock, as one ensemble starts them once. Measure on an idle machine: threads that wait
+for each other suffer far more from other programs than processes do.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from sartor.data import Data, load
 from sartor.pate import bounds
+from sartor.pate.augment import augmented
 from sartor.pate.networks import Training, drawing, predict, teacher_network, train
 from sartor.pate.teachers import NetworkTeachers, seed_of
 
@@ -41,8 +44,46 @@ def slices_of(data: Data, teachers: int) -> list[NDArray[np.intp]]:
     return np.array_split(np.random.default_rng(SEED).permutation(len(data.train)), TEACHERS)[:teachers]
 
 
+def plain_network(classes: int) -> nn.Module:
+    """The network of the paper for MNIST and its initial weights, in torch's usual layout."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.BatchNorm2d(32),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 13 * 13, 100),
+        nn.ReLU(),
+        nn.BatchNorm1d(100),
+        nn.Linear(100, classes),
+    )
+    for layer in (model[0], model[5]):
+        nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+    nn.init.xavier_uniform_(model[8].weight)
+    return model
+
+
 def one_after_another(data: Data, teachers: int, epochs: int) -> NDArray[np.int16]:
-    """The plain loop, with torch's own threads."""
+    """What a user would write: a loop over teachers, epochs and batches, with torch's own threads."""
+    (inputs, labels), queries = data.train.tensors, data.test.tensors[0][:QUERIES]
+    votes = []
+    for number, part in enumerate(slices_of(data, teachers)):
+        generator = torch.Generator().manual_seed(seed_of(SEED, number))
+        model = plain_network(data.classes)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        for _ in range(epochs):
+            for batch in torch.from_numpy(part)[torch.randperm(len(part), generator=generator)].split(32):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(augmented(inputs[batch], generator)), labels[batch]).backward()
+                optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            votes.append(torch.cat([model(block).argmax(1) for block in queries.split(1_000)]).numpy().astype(np.int16))
+    return np.stack(votes, 1)
+
+
+def same_code_one_after_another(data: Data, teachers: int, epochs: int) -> NDArray[np.int16]:
+    """Sartor's network and training in a plain loop, with torch's own threads."""
     (inputs, labels), queries = data.train.tensors, data.test.tensors[0][:QUERIES]
     votes = []
     for number, part in enumerate(slices_of(data, teachers)):
@@ -69,6 +110,7 @@ def teachers_speed(data: Data, *, teachers: int, epochs: int, repeats: int, work
     """Seconds and mean accuracy of each way of training, and how much faster than one after another it is."""
     ways: dict[str, Callable[[], NDArray[np.int16]]] = {
         "one_after_another": lambda: one_after_another(data, teachers, epochs),
+        "same_code_one_after_another": lambda: same_code_one_after_another(data, teachers, epochs),
         "processes": lambda: ours(data, teachers, epochs, workers=workers, progress=False),
         "vmap": lambda: ours(data, teachers, epochs, backend="vmap", progress=False),
     }

@@ -134,11 +134,11 @@ def test_a_threshold_test_that_is_not_charged_is_caught(monkeypatch):
     assert all_checks_fail()
 
 
-def test_a_query_asked_because_its_test_alone_fits_is_caught(monkeypatch):
+def test_a_query_asked_because_its_price_of_test_fits_is_caught(monkeypatch):
     assert asks_like_a_loop()
     right = voting._Voting._prices
 
-    def test_alone(self, multipliers, allowance):
+    def price_of_test(self, multipliers, allowance):
         monkeypatch.setattr(voting._Voting, "_prices", lambda self: (right(self)[0], 0.0))
         try:
             return whole(self, multipliers, allowance)
@@ -146,7 +146,7 @@ def test_a_query_asked_because_its_test_alone_fits_is_caught(monkeypatch):
             monkeypatch.setattr(voting._Voting, "_prices", right)
 
     whole = voting._Voting._safe
-    monkeypatch.setattr(voting._Voting, "_safe", test_alone)
+    monkeypatch.setattr(voting._Voting, "_safe", price_of_test)
     assert not asks_like_a_loop()
     assert not keeps_the_budgets()
 

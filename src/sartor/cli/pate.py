@@ -48,7 +48,7 @@ def pate(
 ) -> None:
     """Label public data by an ensemble in which everyone counts by their own budget."""
     from sartor.pate import plan as plan_pate
-    from sartor.pate.problem import problem
+    from sartor.pate.problems import problem
     from sartor.pate.voting import check_options
     from sartor.sgd.stream import Stream
 
@@ -112,7 +112,7 @@ def _accountant(name: str) -> Any:
 def _votes(work: Any, own: Budgets, plan: Any, options: dict[str, Any], path: str | None) -> Any:
     """The votes in a file, or those of an ensemble that is taught now."""
     from sartor import pate
-    from sartor.pate.problem import usual_teachers
+    from sartor.pate.problems import usual_teachers
 
     if path is not None and Path(path).exists():
         stored = pate.SavedVotes(path)
@@ -206,7 +206,7 @@ def _student(work: Any) -> Any:
     from functools import partial
 
     from sartor.pate.networks import teacher_network
-    from sartor.pate.problem import usual_estimator
+    from sartor.pate.problems import usual_estimator
 
     return partial(teacher_network, work.shape, work.classes) if len(work.shape) > 1 else usual_estimator()
 

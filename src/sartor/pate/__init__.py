@@ -25,7 +25,7 @@ from sartor.pate.voting import DataDependent, Labels, PateAccount, aggregate
 
 if TYPE_CHECKING:
     from sartor.pate.networks import teacher_network as teacher_network
-    from sartor.pate.problem import problem as problem
+    from sartor.pate.problems import problem as problem
     from sartor.pate.student import train_student as train_student
     from sartor.pate.teachers import EstimatorTeachers as EstimatorTeachers
     from sartor.pate.teachers import NetworkTeachers as NetworkTeachers
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LATER = {
     "EstimatorTeachers": "teachers",
     "NetworkTeachers": "teachers",
-    "problem": "problem",
+    "problem": "problems",
     "teacher_network": "networks",
     "train_student": "student",
 }

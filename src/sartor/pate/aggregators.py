@@ -57,10 +57,6 @@ class GNMax:
         votes = {field.name: getattr(self, field.name) * factor for field in fields(self) if field.name != "confidence"}
         return replace(self, **votes)
 
-    def tested(self, counts: Array, student: Array | None, share: Array) -> tuple[Array, Array]:
-        """For each query the figure that the test compares, and the threshold; `share` of the votes take part."""
-        raise NotImplementedError
-
     def otherwise(self, student: Array | None, queries: int) -> Labels:
         """The labels of queries whose test failed."""
         return np.full(queries, NONE, np.int64)
@@ -88,7 +84,7 @@ class Confident(GNMax):
         return self.threshold_noise
 
     def tested(self, counts: Array, student: Array | None, share: Array) -> tuple[Array, Array]:
-        """The largest count."""
+        """For each query the figure that the test compares, the largest count, and the threshold; `share` of the votes take part."""
         return counts.max(1), self.threshold * share
 
 

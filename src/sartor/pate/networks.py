@@ -92,11 +92,10 @@ class _Flat(nn.Module):
 
 
 @contextmanager
-def one_thread(wanted: bool = True) -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Torch on one thread, and as before afterwards."""
     before = torch.get_num_threads()
-    if wanted:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import joblib  # type: ignore[import-untyped,unused-ignore]
@@ -106,11 +106,11 @@ class NetworkTeachers:
         }
         kept = Kept.opened(self.folder, self.seed, settings, dataset, chosen, queries)
         stacked = self.backend == "vmap"
-        arguments = (
-            (self.make_model, self.how, numbers, *_parts(dataset, chosen, kept.seed, numbers), queries.numpy(), kept.path is not None)
+        tasks = (
+            _Task(self.make_model, numbers, *_parts(dataset, chosen, kept.seed, numbers), queries.numpy(), self.how, kept.path is not None)
             for numbers in _tasks(len(chosen), _STACKED if stacked else _PER_TASK, kept)
         )
-        results = (_stacked(*each) for each in arguments) if stacked else _parallel(_networks, arguments, self.workers)
+        results = map(_stacked, tasks) if stacked else _parallel(_networks, tasks, self.workers)
         return _gathered(kept, results, self.progress)
 
 
@@ -147,11 +147,11 @@ class EstimatorTeachers:
         estimator = fresh(self.make_estimator, 0)
         settings = {"estimator": type(estimator).__qualname__, "settings": repr(estimator.get_params())}
         kept = Kept.opened(self.folder, self.seed, settings, dataset, chosen, queries)
-        arguments = (
-            (self.make_estimator, numbers, *_parts(dataset, chosen, kept.seed, numbers), queries.flatten(1).numpy())
+        tasks = (
+            _Task(self.make_estimator, numbers, *_parts(dataset, chosen, kept.seed, numbers), queries.flatten(1).numpy())
             for numbers in _tasks(len(chosen), _PER_TASK, kept)
         )
-        return _gathered(kept, _parallel(_estimators, arguments, self.workers), self.progress)
+        return _gathered(kept, _parallel(_estimators, tasks, self.workers), self.progress)
 
 
 def seed_of(seed: int, teacher: int) -> int:
@@ -171,41 +171,41 @@ def fresh(make_estimator: Any, seed: int) -> Any:
     return estimator.set_params(**dict.fromkeys(states, seed % 2**32))
 
 
-def _networks(
-    make_model: Callable[[], nn.Module],
-    how: Training,
-    numbers: list[int],
-    seeds: list[int],
-    slices: list[Slice],
-    queries: Array,
-    keep: bool,
-) -> Finished:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Task:
+    """Some teachers to be trained in one go: what makes a model, the teachers' numbers, seeds and records, and the queries to answer."""
+
+    make: Any
+    numbers: list[int]
+    seeds: list[int]
+    slices: list[Slice]
+    queries: Array
+    how: Training = field(default_factory=Training)
+    keep: bool = False
+
+    def __iter__(self) -> Iterator[tuple[int, int, Slice]]:
+        return zip(self.numbers, self.seeds, self.slices, strict=True)
+
+
+def _networks(task: _Task) -> Finished:
     """Trains networks one after another on one thread, wherever joblib runs it."""
     done: Finished = []
     with one_thread():
-        for number, seed, (inputs, labels) in zip(numbers, seeds, slices, strict=True):
+        for number, seed, (inputs, labels) in task:
             with drawing(seed):
-                model = make_model()
+                model = task.make()
                 if _one_class(labels) is None:
-                    train(model, *_tensors(inputs, labels), how, seed)
-            done.append((number, _answers(model, labels, queries), _state(model) if keep else {}))
+                    train(model, *_tensors(inputs, labels), task.how, seed)
+            done.append((number, _answers(model, labels, task.queries), _state(model) if task.keep else {}))
     return done
 
 
-def _stacked(
-    make_model: Callable[[], nn.Module],
-    how: Training,
-    numbers: list[int],
-    seeds: list[int],
-    slices: list[Slice],
-    queries: Array,
-    keep: bool,
-) -> Finished:
+def _stacked(task: _Task) -> Finished:
     """Trains networks side by side: every layer is called once for all of them, on their own weights, statistics and batches."""
-    models = []
-    for seed in seeds:
+    how, models = task.how, []
+    for seed in task.seeds:
         with drawing(seed):
-            models.append(make_model())
+            models.append(task.make())
     params, buffers = stack_module_state(models)
     skeleton = copy.deepcopy(models[0]).to("meta").train()
 
@@ -214,11 +214,11 @@ def _stacked(
 
     together = vmap(loss, randomness="different")
     optimizer = torch.optim.Adam(params.values(), lr=how.lr, fused=True)
-    records = [_tensors(*part) for part in slices]
-    supplies = [batches(x, y, how, seed) for (x, y), seed in zip(records, seeds, strict=True)]
+    records = [_tensors(*part) for part in task.slices]
+    supplies = [batches(x, y, how, seed) for (x, y), seed in zip(records, task.seeds, strict=True)]
     last = [how.steps(len(y)) if _one_class(y) is None else 0 for _, y in records]
-    idle = torch.zeros(how.batch, *queries.shape[1:]), torch.zeros(how.batch, dtype=torch.int64)
-    with drawing(seeds[0]):
+    idle = torch.zeros(how.batch, *task.queries.shape[1:]), torch.zeros(how.batch, dtype=torch.int64)
+    with drawing(task.seeds[0]):
         for step in range(1, max(last) + 1):
             pairs = [next(supply, idle) for supply in supplies]
             x, y = torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
@@ -228,22 +228,22 @@ def _stacked(
             for place in (place for place, end in enumerate(last) if end == step):
                 models[place].load_state_dict({name: value[place].detach() for name, value in {**params, **buffers}.items()})
     return [
-        (number, _answers(model, labels, queries), _state(model) if keep else {})
-        for number, model, (_, labels) in zip(numbers, models, slices, strict=True)
+        (number, _answers(model, labels, task.queries), _state(model) if task.keep else {})
+        for (number, _, (_, labels)), model in zip(task, models, strict=True)
     ]
 
 
-def _estimators(make_estimator: Any, numbers: list[int], seeds: list[int], slices: list[Slice], queries: Array) -> Finished:
+def _estimators(task: _Task) -> Finished:
     """Fits classifiers one after another; each sees its own classes as 0, 1, 2 and so on, and its answers are put back."""
     done: Finished = []
-    for number, seed, (inputs, labels) in zip(numbers, seeds, slices, strict=True):
+    for number, seed, (inputs, labels) in task:
         only = _one_class(labels)
         if only is None:
             own, places = np.unique(labels, return_inverse=True)
-            estimator = fresh(make_estimator, seed).fit(inputs.reshape(len(labels), -1), places)
-            votes = own[estimator.predict(queries).astype(np.intp)].astype(np.int16)
+            estimator = fresh(task.make, seed).fit(inputs.reshape(len(labels), -1), places)
+            votes = own[estimator.predict(task.queries).astype(np.intp)].astype(np.int16)
         else:
-            votes = np.full(len(queries), only, np.int16)
+            votes = np.full(len(task.queries), only, np.int16)
         done.append((number, votes, {}))
     return done
 
@@ -279,7 +279,7 @@ def _parts(dataset: TensorDataset, slices: list[NDArray[np.intp]], seed: int, nu
     return [seed_of(seed, number) for number in numbers], [(inputs[slices[number]], labels[slices[number]]) for number in numbers]
 
 
-def _parallel(task: Callable[..., Finished], arguments: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Finished]:
+def _parallel(work: Callable[[_Task], Finished], tasks: Iterable[_Task], workers: int) -> Iterator[Finished]:
     """Runs tasks by joblib, and gives each result as soon as it is there (all at the end where a backend cannot)."""
     if isinstance(get_active_backend()[0], ThreadingBackend):
         raise SartorError("teachers cannot train in threads, which share one random generator: choose a joblib backend of processes.")
@@ -287,7 +287,7 @@ def _parallel(task: Callable[..., Finished], arguments: Iterable[tuple[Any, ...]
         pool = joblib.Parallel(n_jobs=workers, batch_size=1, return_as="generator_unordered")
     except ValueError:
         pool = joblib.Parallel(n_jobs=workers, batch_size=1)
-    yield from pool(joblib.delayed(task)(*each) for each in arguments)
+    yield from pool(joblib.delayed(work)(task) for task in tasks)
 
 
 def _gathered(kept: Kept, results: Iterator[Finished], progress: bool) -> Votes:

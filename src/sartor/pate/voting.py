@@ -21,7 +21,7 @@ from sartor.accounting import rdp
 from sartor.errors import SartorError, SartorWarning
 from sartor.numbers import to_json_number
 from sartor.pate import bounds
-from sartor.pate.aggregators import NONE
+from sartor.pate.aggregators import NONE, Confident
 from sartor.pate.costs import Accountant
 from sartor.pate.plan import PatePlan, whole
 from sartor.sgd.stream import Stream
@@ -85,12 +85,18 @@ class PateAccount:
         return float(np.where(np.any(divergence > 0, axis=-1), spent, 0.0).max())
 
     def __add__(self, other: PateAccount) -> PateAccount:
-        """Both votings together; by the bound of the second."""
-        divergence = None
-        if other.divergence is not None and other.accountant.orders is not None:
-            divergence = other.divergence + self.divergence_at(other.accountant)
-        queries, seeded = self.queries + other.queries, self.seeded or other.seeded
-        return PateAccount(self.plan, other.accountant, other.bound, self.cost + other.cost, divergence, queries, seeded)
+        """Both votings together: by the votes, and so sensitive, if either was."""
+        by_votes = next((account.accountant for account in (other, self) if account.sensitive), None)
+        divergence = None if by_votes is None else self.divergence_at(by_votes) + other.divergence_at(by_votes)
+        return PateAccount(
+            self.plan,
+            by_votes or other.accountant,
+            "independent" if by_votes is None else "dependent",
+            self.cost + other.cost,
+            divergence,
+            self.queries + other.queries,
+            self.seeded or other.seeded,
+        )
 
     def divergence_at(self, accountant: Accountant) -> Array:
         """Rényi divergences at another accountant's orders: by the votes where this was accounted so, else by the noise."""
@@ -277,9 +283,10 @@ class _Voting:
             each = sensitivity[0] ** 2 * sum(self._prices())
             spent, paying = self.before + self.cost, each > 0
             safe = int(min(np.min((allowance - spent)[paying] // each[paying], initial=np.inf), len(sensitivity)))
+            safe = max(safe, 0)
             while safe > 0 and np.any((spent + safe * each > allowance) & paying):
                 safe -= 1
-            return max(safe, 0), paying & (spent + (safe + 1) * each > allowance)
+            return safe, paying & (spent + (safe + 1) * each > allowance)
         worst = np.cumsum(sensitivity**2 * sum(self._prices()), axis=0)
         kept = (worst == 0) | (worst + self.before + self.cost <= allowance)
         safe = int(np.argmin(kept.all(1))) if not kept.all() else len(kept)
@@ -319,7 +326,7 @@ class _Voting:
 
     def _passed(self, counts: Array, weights: Array, student: Array | None) -> NDArray[np.bool_]:
         kind = self.plan.aggregator
-        if not kind.tests:
+        if not isinstance(kind, Confident):
             return np.ones(len(counts), bool)
         figure, threshold = kind.tested(counts, student, weights.sum(1) / self.plan.teachers)
         return np.asarray(figure + self.noise.normal(0.0, kind.test_noise, len(counts)) > threshold)
@@ -340,7 +347,7 @@ class _Voting:
             student = None if self.student is None else self.student[begin : begin + size]
             log_q = bounds.log_q_of_answers(counts, kind.noise)
             tested = None
-            if kind.tests:
+            if isinstance(kind, Confident):
                 figure, threshold = kind.tested(counts, student, weights.sum(1) / plan.teachers)
                 tested = bounds.log_q_of_tests(figure, threshold, kind.test_noise)
             for i in range(size):
