@@ -5,15 +5,19 @@ Bad input ends with exit code 2 and one clear sentence, never a traceback.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
 
 from sartor.cli import account, demo, pate, plan, train
 from sartor.cli.output import say
 from sartor.errors import SartorError, SartorWarning
+
+# what a wrong option raises: typer's own where it has one, click's before
+_USAGE: type[Any] = getattr(typer, "TyperException", None) or importlib.import_module("click").ClickException
 
 app = typer.Typer(
     name="sartor",
@@ -46,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     except SartorError as error:
         say(f"error: {error}")
         code = 2
-    except typer.TyperException as error:
+    except _USAGE as error:
         message = error.format_message()
         say(message if message.lower().startswith("usage") else f"error: {message}")
         code = 2

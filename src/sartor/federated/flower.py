@@ -1,0 +1,306 @@
+"""Flower as the engine: a strategy that owns sampling and aggregation, and what a client needs to take part.
+
+    server                                                client
+    PrivateFedAvg(folder, rounds=.., per_round=..)        app = private(app)
+      .start(grid, arrays)                                  answers with its key and its budget
+        asks every node for its key and budget              trains as before; metrics stay with it
+        plans over whom it has, runs the rounds             keeps the account that it is sent
+        sends each client its own account
+
+Guarantee: that of `sartor.federated.plan`, for every client by its key, with charges as in `sartor.federated.ledger`. Who was drawn, which
+    client failed and what clients measured are neither logged nor returned.
+Breaks if: somebody else speaks under a client's key (use Flower's authentication of SuperNodes where nodes are not trusted); the server or
+    its log of messages is open to others: it sees every update, as in all central differential privacy; clients are told apart by how
+    long a round takes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor.budgets import Policy
+from sartor.errors import SartorError
+from sartor.federated.enrolment import Undeclared, enrol
+from sartor.federated.ledger import Ledger
+from sartor.federated.plan import AdaptiveClip, plan
+from sartor.federated.rounds import Round
+from sartor.federated.server import ServerOptimizer
+from sartor.sgd.sampling import PoissonSampler
+from sartor.sgd.stream import Stream
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import Result, Strategy
+except ImportError as error:
+    raise ImportError("federated learning on Flower needs flwr: pip install 'sartor[federated]'.") from error
+
+ENROL, ACCOUNT = "query.sartor_enrol", "query.sartor_account"
+_RECORD = "sartor"
+_POLL, _ANSWER = 0.5, 30.0  # seconds between looks for nodes, and for a node to say who it is
+
+Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
+
+
+def client_mod(key: str | None = None, *, level: str | None = None, epsilon: float | None = None, delta: float | None = None) -> Mod:
+    """What a client adds to its app: it declares a key and a budget when asked, keeps its metrics, and keeps the account that it is sent.
+
+    What is not given is read from the node's configuration: `client-key` (or `partition-id`, in a simulation), and `privacy-level`, or
+    `epsilon` and `delta`. The key must be the same after a restart, and nobody else's.
+    """
+
+    def mod(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
+        kind = message.metadata.message_type
+        if kind == ENROL:
+            return Message(
+                RecordDict({_RECORD: ConfigRecord(_declaration(context.node_config, key, level, epsilon, delta))}), reply_to=message
+            )
+        if kind == ACCOUNT:
+            context.state[f"{_RECORD}-account"] = ConfigRecord(dict(message.content.config_records[_RECORD]))
+            return Message(RecordDict(), reply_to=message)
+        reply = call(message, context)
+        if not reply.has_content():
+            return reply
+        arrays = reply.content.array_records if kind.startswith(MessageType.TRAIN) else {}
+        return Message(RecordDict(dict(arrays)), reply_to=message)
+
+    return mod
+
+
+class _PrivateClientApp(ClientApp):
+    def __init__(self, app: ClientApp, mod: Mod) -> None:
+        super().__init__()
+        self._inner, self._mod = app, mod
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return self._mod(message, context, self._inner)
+
+
+def private(
+    app: ClientApp, key: str | None = None, *, level: str | None = None, epsilon: float | None = None, delta: float | None = None
+) -> ClientApp:
+    """A ClientApp that takes part under its own budget: `app = private(app)` is the one line that an existing app needs."""
+    return _PrivateClientApp(app, client_mod(key, level=level, epsilon=epsilon, delta=delta))
+
+
+def _declaration(node: Mapping[str, Any], key: str | None, level: str | None, epsilon: float | None, delta: float | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    name = key if key is not None else node.get("client-key", node.get("partition-id"))
+    if name is not None:
+        found["key"] = str(name)
+    if level is None and epsilon is None:
+        level, epsilon = node.get("privacy-level"), node.get("epsilon")
+    if level is not None:
+        found["level"] = str(level)
+    elif epsilon is not None:
+        found["epsilon"] = float(epsilon)
+        own = delta if delta is not None else node.get("delta")
+        if own is not None:
+            found["delta"] = float(own)
+    return found
+
+
+class PrivateFedAvg(Strategy):
+    """Federated averaging in which every client sets its own budget.
+
+    `folder` keeps the clients, their accounts and the server's state; a server that starts again on it goes on where it was. `rounds`,
+    `per_round` (the expected number of clients), `scheme`, `clip`, `accountant`, `adaptive` and further options make the plan, over the
+    clients that answer until `min_clients` have done so (or `wait` seconds are over). `policy` gives the levels that clients choose from,
+    `delta` stands for those who declare an epsilon alone, and `undeclared` says what a client without a budget gets. `optimizer`, `lr` and
+    `momentum` are the server's. `seed` is for tests: a seeded run is not private.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        rounds: int,
+        per_round: float,
+        scheme: str = "sample",
+        clip: float = 1.0,
+        accountant: str = "pld",
+        adaptive: AdaptiveClip | None = None,
+        policy: Policy | None = None,
+        delta: float | None = None,
+        undeclared: Undeclared = "strictest",
+        reserve: float = 0.0,
+        min_clients: int = 1,
+        wait: float = 60.0,
+        optimizer: str = "sgd",
+        lr: float = 1.0,
+        momentum: float = 0.0,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.folder = folder
+        self._wanted: dict[str, Any] = {"rounds": rounds, "per_round": per_round, "scheme": scheme, "clip": clip}
+        self._wanted.update(accountant=accountant, adaptive=adaptive, **options)
+        self._enrolment: dict[str, Any] = {"policy": policy, "delta": delta, "undeclared": undeclared, "reserve": reserve}
+        self._min_clients, self._wait = min_clients, wait
+        self._server: dict[str, Any] = {"name": optimizer, "lr": lr, "momentum": momentum}
+        self._seed = seed
+        self._ledger: Ledger | None = None
+        self._node_of: dict[int, int] = {}
+        self._known: set[int] = set()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The clients and their accounts, once the run has begun."""
+        if self._ledger is None:
+            raise SartorError("the run has not begun: there are no clients yet.")
+        return self._ledger
+
+    def summary(self) -> None:
+        """Nothing to add to Flower's own words; `ledger.plan` is the table."""
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Enrol, plan, and run the rounds that the plan has left (at most `num_rounds` of them)."""
+        self.begin(grid, initial_arrays)
+        left = self.ledger.left if num_rounds is None else min(num_rounds, self.ledger.left)
+        try:
+            result = super().start(grid, self._record(), left, timeout, train_config, evaluate_config, evaluate_fn)
+            if not result.arrays:
+                result.arrays = self._record()
+            self.send_accounts(grid)
+            return result
+        finally:
+            self.ledger.close()
+
+    def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
+        """Enrol and plan, or go on with the run in the folder."""
+        self._names = list(initial_arrays)
+        if Ledger.is_in(self.folder):
+            self._ledger = Ledger(self.folder)
+            self._link(grid, grid.get_node_ids())
+        else:
+            self._ledger = self._enrolled(grid)
+        ledger = self._ledger
+        # coins and noise of this process alone: whatever a server before it has shown was under others
+        self._stream = Stream(None if self._seed is None else hash((self._seed, ledger.charged)))
+        if self._stream.seeded and not ledger.seeded:
+            raise SartorError("a seed cannot continue a private run.")
+        self._sampler = PoissonSampler(ledger.plan.accounted, ledger.budgets, self._stream)
+        self._optimizer = ServerOptimizer([array.numpy() for array in initial_arrays.values()], **self._server)
+        self._clip = ledger.plan.accounted.clip
+        saved = ledger.saved()
+        if saved is not None:
+            self._optimizer.load(saved["server"])
+            self._clip = float(saved["clip"])
+        self._model: list[NDArray[Any]] = self._optimizer.model
+        self._round: Round | None = None
+        self._token = ""
+
+    def _enrolled(self, grid: Grid) -> Ledger:
+        """Ask every node who it is, until enough have answered, and plan over them."""
+        declared: dict[str, Mapping[str, Any]] = {}
+        nodes: dict[str, int] = {}
+        end = time.monotonic() + self._wait
+        while True:
+            for node, answer in self._ask(grid, set(grid.get_node_ids()) - self._known):
+                name = str(answer.pop("key"))
+                declared.setdefault(name, answer)
+                nodes[name] = node
+            if len(declared) >= self._min_clients:
+                break
+            if time.monotonic() > end:
+                raise SartorError(f"{len(declared)} clients have answered within {self._wait:g} s, and {self._min_clients} are needed.")
+            time.sleep(_POLL)
+        found = enrol(declared, **self._enrolment)
+        made = plan(found.budgets, **self._wanted)
+        ledger = Ledger.create(self.folder, made, found.keys, found.budgets, seeded=self._seed is not None)
+        self._node_of = {place: nodes[key] for place, key in enumerate(found.keys)}
+        return ledger
+
+    def _ask(self, grid: Grid, nodes: Iterable[int]) -> list[tuple[int, dict[str, Any]]]:
+        """What nodes declare; those without a key, and those that do not answer, are left out."""
+        asked = [Message(RecordDict(), dst_node_id=node, message_type=ENROL) for node in nodes]
+        found = []
+        for reply in grid.send_and_receive(asked, timeout=min(self._wait, _ANSWER)) if asked else []:
+            self._known.add(reply.metadata.src_node_id)
+            answer = dict(reply.content.config_records.get(_RECORD, {})) if reply.has_content() else {}
+            if "key" in answer:
+                found.append((reply.metadata.src_node_id, answer))
+        return found
+
+    def _link(self, grid: Grid, nodes: Iterable[int]) -> None:
+        """Which client speaks through a node that was not there before; a client that came back speaks through its new node alone."""
+        for node, answer in self._ask(grid, set(nodes) - self._known):
+            place = self.ledger.client(str(answer["key"]))
+            if place is not None:
+                self._node_of[place] = node
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Charge the round, draw for it, and ask those who were drawn and are there."""
+        there = set(grid.get_node_ids())
+        self._link(grid, there)
+        number = self.ledger.charge()
+        self._round = Round(self.ledger.plan, self._sampler.draw(number), self._model, self._clip)
+        self._token = secrets.token_hex(16)
+        self._asked = {self._node_of[client]: client for client in self._round.drawn if self._node_of.get(client) in there}
+        settings = ConfigRecord({**config, "server-round": server_round})
+        content = RecordDict({"arrays": self._record(), "config": settings})
+        return [Message(content, dst_node_id=node, message_type=MessageType.TRAIN, group_id=self._token) for node in self._asked]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """One noisy mean of the answers, and the server's step with it; what clients measured is dropped."""
+        current = self._round
+        if current is None:
+            raise SartorError("a round is configured before it is aggregated, and aggregated once.")
+        self._round = None
+        for reply in replies:
+            client = self._asked.get(reply.metadata.src_node_id)
+            if client is not None and reply.metadata.group_id == self._token and reply.has_content():
+                current.add(client, _arrays(reply, self._names))
+        released = current.release(self._stream)
+        self._model, self._clip = self._optimizer.step(released.mean), released.clip
+        self.ledger.save({"server": self._optimizer.state(), "clip": self._clip})
+        return self._record(), None
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Clients are not asked: what they would measure is theirs. Give `start` a function that evaluates on public data."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing."""
+        return None
+
+    def send_accounts(self, grid: Grid) -> None:
+        """Send every client that is there its own account, and nobody else's."""
+        there = set(grid.get_node_ids())
+        nodes = {self.ledger.keys[place]: node for place, node in self._node_of.items() if node in there}
+        messages = [
+            Message(RecordDict({_RECORD: ConfigRecord(account.to_json())}), dst_node_id=nodes[key], message_type=ACCOUNT)
+            for key, account in self.ledger.client_accounts(list(nodes)).items()
+        ]
+        if messages:
+            list(grid.send_and_receive(messages, timeout=self._wait))
+
+    def _record(self) -> ArrayRecord:
+        return ArrayRecord({name: Array(part) for name, part in zip(self._names, self._model, strict=True)})
+
+
+def _arrays(reply: Message, names: list[str]) -> list[NDArray[Any]]:
+    """The arrays of an answer in the model's order; nothing, which is no update, where they are not the model's."""
+    records = list(reply.content.array_records.values())
+    if len(records) != 1 or set(records[0]) != set(names):
+        return []
+    try:
+        return [np.asarray(records[0][name].numpy()) for name in names]
+    except Exception:  # bytes from elsewhere: whatever is wrong with them, they are no arrays
+        return []

@@ -1,0 +1,106 @@
+"""One round on the server: answers come in, each is used once, and one noisy mean goes out.
+
+Guarantee: what `release` gives is a sum in which each drawn client has one vector no longer than its clip, and one centred bit times its
+    share, plus the plan's noise, over the expected number of clients; see `sartor.federated.plan`.
+Proof: `add` takes an answer only from a client that was drawn and has not answered, checks and clips it before it touches a sum, and
+    `release` can be called once. A client that fails, is late or sends what is no update leaves both sums as they are: it contributes zero,
+    which the plan charges like any other draw.
+Breaks if: sums are looked at before `release`; a round's events are shown to anyone (they follow who was drawn).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor.errors import SartorError
+from sartor.federated.plan import FederatedPlan
+from sartor.federated.updates import Arrays, Malformed, clipped, update_of
+from sartor.sgd.sampling import Draw
+from sartor.sgd.stream import Stream, normal
+
+Model = Sequence[NDArray[np.generic]]
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """What leaves a round: the noisy mean update, one array for each of the model's, and the clip of the next round."""
+
+    mean: Arrays = field(repr=False)
+    clip: float
+
+
+class Round:
+    """The answers of one round, added up as they come."""
+
+    def __init__(self, plan: FederatedPlan, draw: Draw, model: Model, clip: float) -> None:
+        if not 0 < clip < np.inf:
+            raise SartorError(f"the clip of a round must be positive and finite, not {clip}.")
+        self._plan, self._model, self._clip, self._step = plan, [np.asarray(part) for part in model], float(clip), draw.step
+        shares = draw.clips / plan.accounted.clip
+        self._waiting = dict(zip(draw.indices.tolist(), shares.tolist(), strict=True))
+        self._answered: set[int] = set()
+        self._sums = [np.zeros(part.shape) for part in self._model]
+        self._bits = 0.0
+        self._released = False
+        self.events: Counter[str] = Counter()
+        """How many answers were used, and how many were not and why. Sensitive: it follows who was drawn."""
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """Whom to ask. Secret."""
+        return (*self._waiting, *self._answered)
+
+    def add(self, client: int, answer: Sequence[NDArray[np.generic]]) -> bool:
+        """Add a client's answer, its arrays after training; whether it was used."""
+        if self._released:
+            return self._dropped("late")
+        if client in self._answered:
+            return self._dropped("twice")
+        if client not in self._waiting:
+            return self._dropped("unasked")
+        share = self._waiting.pop(client)
+        self._answered.add(client)
+        try:
+            update, length = clipped(update_of(answer, self._model), share * self._clip)
+        except Malformed:
+            return self._dropped("malformed")
+        for total, part in zip(self._sums, update, strict=True):
+            total += part
+        self._bits += share * (0.5 if length <= self._clip else -0.5)
+        self.events["used"] += 1
+        return True
+
+    def _dropped(self, why: str) -> bool:
+        self.events[why] += 1
+        return False
+
+    def release(self, stream: Stream) -> Released:
+        """Close the round: the sums with their noise. Charge for the round before anyone can see it."""
+        if self._released:
+            raise SartorError("this round was released: a second release would show its sum under other noise.")
+        self._released = True
+        self.events["silent"] = len(self._waiting)
+        plan = self._plan
+        sizes = [total.size for total in self._sums]
+        noise = normal(stream.generator("federated", self._step), sum(sizes), plan.update_noise_multiplier * self._clip)
+        mean, start = [], 0
+        for total, size in zip(self._sums, sizes, strict=True):
+            mean.append((total + noise[start : start + size].reshape(total.shape)) / plan.per_round)
+            start += size
+        self._sums = []
+        return Released(mean, self._next_clip(stream))
+
+    def _next_clip(self, stream: Stream) -> float:
+        """The clip after a step towards the quantile, by the noisy count."""
+        plan = self._plan
+        if plan.adaptive is None:
+            return self._clip
+        noise = float(normal(stream.generator("federated count", self._step), 1, plan.count_noise)[0])
+        shorter = np.clip((self._bits + noise) / plan.expected_share + 0.5, 0.0, 1.0)
+        return float(np.clip(self._clip * exp(-plan.adaptive.lr * (shorter - plan.adaptive.quantile)), 1e-12, 1e12))

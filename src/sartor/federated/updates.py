@@ -1,0 +1,77 @@
+"""What one client contributes: an update, checked and clipped as one vector over all of its arrays.
+
+Numbers are float64, arrays of no dimension and all-zero updates included. Nothing is shared between clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor.errors import SartorError
+
+Array = NDArray[np.float64]
+Arrays = list[Array]
+
+_MARGIN = 1e-9  # by which a clipped update is shorter than its clip: more than rounding of its norm could hide
+_SAFE = (1e-200, 1e200)  # squares of norms that are neither lost nor overflowing
+
+
+class Malformed(SartorError):
+    """An answer that is not an update: a wrong shape, a missing array, a number that is none."""
+
+
+def update_of(answer: Sequence[NDArray[np.generic]], model: Sequence[NDArray[np.generic]]) -> Arrays:
+    """What a client changed: its arrays less the model's, or `Malformed`. Arrays of whole numbers (counters) count as unchanged."""
+    if len(answer) != len(model):
+        raise Malformed(f"an answer has {len(answer)} arrays where the model has {len(model)}.")
+    found = []
+    for theirs, ours in zip(answer, model, strict=True):
+        if np.shape(theirs) != np.shape(ours) or np.asarray(theirs).dtype.kind not in "fiu":
+            raise Malformed("an answer has an array of another shape or kind than the model's.")
+        if np.asarray(ours).dtype.kind != "f":
+            found.append(np.zeros(np.shape(ours)))
+            continue
+        with np.errstate(all="ignore"):
+            found.append(np.subtract(theirs, ours, dtype=np.float64))
+    if not all(np.isfinite(change).all() for change in found):
+        raise Malformed("an answer has numbers that are not finite.")
+    return found
+
+
+def norm(update: Sequence[Array]) -> float:
+    """The length of an update as one vector, without overflow or loss of small numbers."""
+    flat = [np.asarray(part, np.float64).reshape(-1) for part in update]
+    with np.errstate(all="ignore"):
+        square = sum(float(part @ part) for part in flat)
+    if _SAFE[0] < square < _SAFE[1]:
+        return sqrt(square)
+    largest = max((float(np.abs(part).max()) for part in flat if part.size), default=0.0)
+    if not largest:
+        return 0.0
+    return largest * sqrt(sum(float((part / largest) @ (part / largest)) for part in flat))
+
+
+def clipped(update: Sequence[Array], clip: float) -> tuple[Arrays, float]:
+    """An update no longer than `clip`, and how long it was.
+
+    Guarantee: the result's length is at most `clip`, whatever finite numbers the update holds.
+
+    >>> [part.tolist() for part in clipped([np.array([3.0, 0.0]), np.array(4.0)], 10.0)[0]]
+    [[3.0, 0.0], 4.0]
+    """
+    length = norm(update)
+    if length <= clip * (1 - _MARGIN):
+        return [np.asarray(part, np.float64) for part in update], length
+    if not isfinite(length):
+        largest = max(float(np.abs(part).max()) for part in update if np.size(part))
+        smaller = [np.asarray(part) / largest for part in update]
+        return _scaled(smaller, clip / norm(smaller)), length
+    return _scaled(update, clip / length), length
+
+
+def _scaled(update: Sequence[Array], factor: float) -> Arrays:
+    return [np.asarray(part, np.float64) * (factor * (1 - _MARGIN)) for part in update]
