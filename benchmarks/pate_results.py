@@ -22,9 +22,7 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import sartor
@@ -77,7 +75,7 @@ def measured(work: Problem, variant: str, name: str, budgets: sartor.Budgets, as
     cast = votes_of(work, plan, placed, asked, "common" if common else "-".join(re.findall(r"\w+", f"{variant} {name}")))
     proven = pate.aggregate(plan, cast, work.classes, stream=Stream(asked.seed))
     seeds = range(VOTINGS * asked.seed, VOTINGS * (asked.seed + 1))
-    found = joblib.Parallel(n_jobs=asked.workers or -1)(joblib.delayed(voted)(work, plan, cast, seed) for seed in seeds)
+    found = [voted(work, plan, cast, seed) for seed in seeds]
     return {
         "dataset": work.name,
         "variant": variant,
@@ -95,7 +93,6 @@ def measured(work: Problem, variant: str, name: str, budgets: sartor.Budgets, as
 
 def voted(work: Problem, plan: pate.PatePlan, cast: NDArray[Any], seed: int) -> dict[str, Any]:
     """One voting the paper's way, and a student of its labels."""
-    torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pate.DataDependent)
         options: dict[str, Any] = {"bound": "dependent", "accountant": pate.Accountant.paper(), "labels": 2_000}

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import typer
 
-from sartor.cli import account, demo, pate, plan, train
+from sartor.cli import account, demo, federate, pate, plan, train
 from sartor.cli.output import say
 from sartor.errors import SartorError, SartorWarning
 
@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command("plan")(plan.plan)
 app.command("train")(train.train)
 app.command("pate")(pate.pate)
+app.command("federate")(federate.federate)
 app.command("account")(account.account)
 app.command("demo")(demo.demo)
 

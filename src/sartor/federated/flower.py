@@ -47,21 +47,21 @@ _RECORD = "sartor"
 _POLL, _ANSWER = 0.5, 30.0  # seconds between looks for nodes, and for a node to say who it is
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
+Given = str | float | Callable[[Context], Any] | None
 
 
-def client_mod(key: str | None = None, *, level: str | None = None, epsilon: float | None = None, delta: float | None = None) -> Mod:
+def client_mod(key: Given = None, *, level: Given = None, epsilon: Given = None, delta: Given = None) -> Mod:
     """What a client adds to its app: it declares a key and a budget when asked, keeps its metrics, and keeps the account that it is sent.
 
-    What is not given is read from the node's configuration: `client-key` (or `partition-id`, in a simulation), and `privacy-level`, or
-    `epsilon` and `delta`. The key must be the same after a restart, and nobody else's.
+    Each is a value or a function of the client's `Context`. What the node's configuration says goes before it: `client-key`, and
+    `privacy-level`, or `epsilon` and `delta`; without a key of either kind it is the `partition-id` of a simulation. The key must be the
+    same after a restart, and nobody else's.
     """
 
     def mod(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
         kind = message.metadata.message_type
         if kind == ENROL:
-            return Message(
-                RecordDict({_RECORD: ConfigRecord(_declaration(context.node_config, key, level, epsilon, delta))}), reply_to=message
-            )
+            return Message(RecordDict({_RECORD: ConfigRecord(_declaration(context, key, level, epsilon, delta))}), reply_to=message)
         if kind == ACCOUNT:
             context.state[f"{_RECORD}-account"] = ConfigRecord(dict(message.content.config_records[_RECORD]))
             return Message(RecordDict(), reply_to=message)
@@ -83,28 +83,33 @@ class _PrivateClientApp(ClientApp):
         return self._mod(message, context, self._inner)
 
 
-def private(
-    app: ClientApp, key: str | None = None, *, level: str | None = None, epsilon: float | None = None, delta: float | None = None
-) -> ClientApp:
-    """A ClientApp that takes part under its own budget: `app = private(app)` is the one line that an existing app needs."""
+def private(app: ClientApp, key: Given = None, *, level: Given = None, epsilon: Given = None, delta: Given = None) -> ClientApp:
+    """A ClientApp that takes part under its own budget: `app = private(app)` is the one line that an existing app needs.
+
+    See `client_mod` for what can be given here or in the node's configuration.
+    """
     return _PrivateClientApp(app, client_mod(key, level=level, epsilon=epsilon, delta=delta))
 
 
-def _declaration(node: Mapping[str, Any], key: str | None, level: str | None, epsilon: float | None, delta: float | None) -> dict[str, Any]:
+def _declaration(context: Context, key: Given, level: Given, epsilon: Given, delta: Given) -> dict[str, Any]:
+    """What the node's configuration or the app says of a client: the first, where both do."""
+    node = context.node_config
+
+    def said(name: str, given: Given) -> Any:
+        return node[name] if name in node else given(context) if callable(given) else given
+
     found: dict[str, Any] = {}
-    name = key if key is not None else node.get("client-key", node.get("partition-id"))
+    name = said("client-key", key)
+    name = node.get("partition-id") if name is None else name
     if name is not None:
         found["key"] = str(name)
-    if level is None and epsilon is None:
-        level, epsilon = node.get("privacy-level"), node.get("epsilon")
-    if level is not None:
-        found["level"] = str(level)
-    elif epsilon is not None:
-        found["epsilon"] = float(epsilon)
-        own = delta if delta is not None else node.get("delta")
-        if own is not None:
-            found["delta"] = float(own)
-    return found
+    chosen = None if "epsilon" in node else said("privacy-level", level)
+    if chosen is not None:
+        return {**found, "level": str(chosen)}
+    allowed, own = said("epsilon", epsilon), said("delta", delta)
+    if allowed is not None:
+        found["epsilon"] = float(allowed)
+    return found if own is None else {**found, "delta": float(own)}
 
 
 class PrivateFedAvg(Strategy):

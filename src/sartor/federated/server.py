@@ -5,6 +5,7 @@ It looks at what was released alone, so it costs nobody anything.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,17 +65,17 @@ class ServerOptimizer:
     def step(self, mean: Arrays) -> Model:
         """Move the model by a mean update."""
         for i, parameter in zip(self._moving, self._parameters, strict=True):
-            parameter.grad = torch.from_numpy(-np.asarray(mean[i], np.float64)).reshape(parameter.shape)
+            parameter.grad = -torch.from_numpy(np.array(mean[i], np.float64)).reshape(parameter.shape)
         self._optimizer.step()
         return self.model
 
     def state(self) -> dict[str, Any]:
-        """All that a server needs to go on from here."""
-        return {"parameters": [p.detach() for p in self._parameters], "optimizer": self._optimizer.state_dict()}
+        """All that a server needs to go on from here, as it is now."""
+        return copy.deepcopy({"parameters": [p.detach() for p in self._parameters], "optimizer": self._optimizer.state_dict()})
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         with torch.no_grad():
             for own, kept in zip(self._parameters, state["parameters"], strict=True):
                 own.copy_(kept)
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))

@@ -1,0 +1,264 @@
+"""`sartor federate`: clients with budgets of their own train one model, in Flower's simulation or on a fleet."""
+
+from __future__ import annotations
+
+import json as text
+import logging
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sartor.cli.output import print_json, show, working
+from sartor.errors import SartorError
+
+if TYPE_CHECKING:
+    from sartor.federated.task import Settings
+
+_NO_CLIP = 1e9  # of a run without privacy: no update is as long
+_EVALUATIONS = 20
+_RESULT = "sartor-result: "
+_BUDGETS = {"epsilon": "1,2,3", "share": "0.34,0.43,0.23"}
+_PATHS = ("data", "budgets", "policy")
+
+
+def federate(
+    dataset: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Where the data set's files are; otherwise $SARTOR_DATA or data.")] = None,
+    clients: Annotated[int, typer.Option(help="Number of clients (writers are as many as there are).")] = 100,
+    per_round: Annotated[float, typer.Option(help="Expected number of clients in a round.")] = 30,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 50,
+    epsilon: Annotated[str | None, typer.Option(help="Epsilon of each group, separated by commas; inf marks public clients.")] = None,
+    share: Annotated[str | None, typer.Option(help="Share of the clients in each group, separated by commas.")] = None,
+    delta: Annotated[str, typer.Option(help="Delta, one for all or one per group.")] = "1e-4",
+    budgets: Annotated[str | None, typer.Option(metavar="FILE", help="CSV of holder,epsilon[,delta] or holder,level by client.")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="FILE", help="TOML that maps levels to numbers.")] = None,
+    scheme: Annotated[str, typer.Option(help="sample, scale, hybrid, uniform, or none (no privacy).")] = "sample",
+    mix: Annotated[float | None, typer.Option(help="hybrid: share of sampling, in [0, 1].")] = None,
+    public_rate: Annotated[float | None, typer.Option(help="Rate of public clients.")] = None,
+    public_clip: Annotated[float | None, typer.Option(help="Clip of public clients.")] = None,
+    accountant: Annotated[str, typer.Option(help="pld (tight) or rdp.")] = "pld",
+    clip: Annotated[float, typer.Option(help="Clip norm of an update; its mean, where clips are personal.")] = 1.0,
+    adaptive_clip: Annotated[float | None, typer.Option(metavar="QUANTILE", help="Let the clip follow this quantile of norms.")] = None,
+    split: Annotated[str, typer.Option(help="iid, dirichlet:0.3, pachinko:0.1:10 or writer.")] = "iid",
+    model: Annotated[str | None, typer.Option(help="Model by name; otherwise the usual one for the data.")] = None,
+    epochs: Annotated[int, typer.Option(help="Epochs of a client in a round.")] = 5,
+    batch: Annotated[int, typer.Option(help="Size of a client's batches.")] = 20,
+    lr: Annotated[float, typer.Option(help="Learning rate of clients.")] = 0.1,
+    server_optimizer: Annotated[str, typer.Option(help="sgd or adam.")] = "sgd",
+    server_lr: Annotated[float, typer.Option(help="Learning rate of the server.")] = 1.0,
+    server_momentum: Annotated[float, typer.Option(help="Momentum of the server's sgd.")] = 0.0,
+    engine: Annotated[str, typer.Option(help="simulation, or deployment with the name of a SuperLink connection.")] = "simulation",
+    superlink: Annotated[str | None, typer.Argument(metavar="[ADDRESS]", help="deployment: the SuperLink's address.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="RUN", help="Folder to keep the run in; an interrupted run in it goes on.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For tests: a seeded run can be repeated, and is not private.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Train one model over clients so that every client gets the privacy that it asked for."""
+    given = dict(locals())
+    if seed is not None and seed < 0:
+        raise SartorError(f"a seed must be 0 or more, not {seed}.")
+    if engine not in ("simulation", "deployment"):
+        raise SartorError(f'an engine is "simulation" or "deployment", not "{engine}".')
+    if (engine == "deployment") != (superlink is not None):
+        raise SartorError("--engine deployment is followed by the address of a SuperLink, and only that.")
+    settings, options = _asked(given)
+    task = _checked(settings)
+    with tempfile.TemporaryDirectory(prefix="sartor-") as temporary:
+        folder = Path(out or temporary) / "ledger"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SartorError(f"{folder} cannot be made: {error.strerror}.") from None
+        options["folder"] = str(folder.resolve())
+        if not json:
+            show(_introduction(given, task))
+        start = time.perf_counter()
+        run = _simulated if superlink is None else _deployed
+        found = run(settings, options, task.clients, superlink)
+        found["seconds"] = time.perf_counter() - start
+    if json:
+        print_json(found)
+    else:
+        show(_conclusion(found, given, out))
+
+
+def _asked(given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    """The task and the strategy that the options describe."""
+    from sartor.federated.task import Settings
+
+    none = given["scheme"] == "none"
+    ways = [name for name in ("epsilon", "budgets") if given[name] is not None]
+    if len(ways) > 1:
+        raise SartorError("say once what clients allow: --epsilon or --budgets.")
+    if given["policy"] is not None and given["budgets"] is None:
+        raise SartorError("--policy maps the levels of a file of budgets: it goes with --budgets.")
+    if given["share"] is not None and given["epsilon"] is None:
+        raise SartorError("--share goes with --epsilon.")
+    if none and ways:
+        raise SartorError("--scheme none trains without privacy: leave out the budgets.")
+    people = {"epsilon": given["epsilon"] or "", "share": given["share"] or ""} if ways else dict(_BUDGETS)
+    people = {"epsilon": "inf", "share": ""} if none else people
+    named = {name: os.path.abspath(given[name]) if given[name] is not None else "" for name in _PATHS}
+    plain: dict[str, Any] = {name: given[name] for name in ("dataset", "clients", "split", "delta", "epochs", "batch", "lr")}
+    chosen = secrets.randbits(31) if given["seed"] is None else given["seed"]
+    settings = Settings(**{**plain, **people, **named, "model": given["model"] or "", "seed": chosen})
+    options: dict[str, Any] = {
+        "rounds": given["rounds"],
+        "per_round": given["per_round"],
+        "scheme": "uniform" if none else given["scheme"],
+        "clip": _NO_CLIP if none else given["clip"],
+        "accountant": given["accountant"],
+        "adaptive": None if given["adaptive_clip"] is None or none else {"quantile": given["adaptive_clip"]},
+        "optimizer": given["server_optimizer"],
+        "lr": given["server_lr"],
+        "momentum": given["server_momentum"],
+        "every": max(1, given["rounds"] // _EVALUATIONS),
+        "seed": given["seed"],
+    }
+    options.update({name: given[name] for name in ("mix", "public_rate", "public_clip") if given[name] is not None})
+    return settings, options
+
+
+def _checked(settings: Settings) -> Any:
+    """The task of these settings, with everything read once, so that what is wrong is said before an engine starts."""
+    from sartor.federated.task import task
+
+    with working("reading the data"):
+        found = task(settings)
+        _ = found.budgets, found.network()
+    return found
+
+
+def _simulated(settings: Settings, options: dict[str, Any], clients: int, _: str | None) -> dict[str, Any]:
+    """In Flower's simulation engine, on this machine's cores."""
+    _quiet()
+    try:
+        from flwr.simulation import run_simulation
+
+        from sartor.federated import app
+    except ImportError as error:
+        raise SartorError("federated learning needs flwr and ray: pip install 'sartor[federated]'.") from error
+    from sartor.progress import bar
+
+    options.update(min_clients=clients, wait=600.0)
+    failed: list[BaseException] = []
+    result = Path(options["folder"]) / app.RESULT
+    with bar("rounds", options["rounds"]) as advance:
+        server = app.server_app(settings, options, lambda number, accuracy: advance(number))
+        try:
+            run_simulation(server, app.client_app(settings), num_supernodes=clients, backend_config=_cores())
+        except SartorError:
+            raise
+        except Exception as error:
+            failed.append(error)
+    if failed or not result.exists():
+        raise SartorError(f"the simulation failed: {failed[0] if failed else 'it left no result'}.")
+    found: dict[str, Any] = text.loads(result.read_text())
+    return found
+
+
+def _cores() -> dict[str, Any]:
+    here = {"num_cpus": os.cpu_count() or 1, "include_dashboard": False}
+    return {"init_args": here, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+
+
+def _quiet() -> None:
+    """No telemetry, no update checks, and of Flower's log only what went wrong."""
+    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        os.environ.setdefault(name, "0")
+    os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+
+
+def _deployed(settings: Settings, options: dict[str, Any], clients: int, address: str | None) -> dict[str, Any]:
+    """On a SuperLink: the app is sent there, and the run is followed to its end."""
+    assert address is not None
+    from importlib.util import find_spec
+
+    from sartor.progress import bar
+
+    if find_spec("flwr") is None:
+        raise SartorError("federated learning needs flwr: pip install 'sartor[federated]'.")
+    _quiet()
+    options.update(min_clients=clients, wait=600.0)
+    with tempfile.TemporaryDirectory(prefix="sartor-app-") as folder, bar("rounds", options["rounds"]) as advance:
+        environment = {**os.environ, **_connection(Path(folder), address)}
+        app = Path(folder) / "app"
+        _write_app(app, settings, options)
+        command = [sys.executable, "-m", "flwr.cli.app", "run", str(app), "sartor" if ":" in address else address, "--stream"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as process:
+            assert process.stdout is not None
+            last = ""
+            for line in process.stdout:
+                rest = line.partition(_RESULT)[2]
+                if rest:
+                    process.terminate()
+                    found: dict[str, Any] = text.loads(rest)
+                    return found
+                number = re.search(r"\[ROUND (\d+)/", line)
+                if number:
+                    advance(int(number[1]))
+                last = line.strip() or last
+    raise SartorError(f"the deployment at {address} gave no result; its last words: {last}")
+
+
+def _connection(folder: Path, address: str) -> dict[str, str]:
+    """What tells Flower where the SuperLink is: its own configuration by name, or an address on this machine, which needs no encryption."""
+    if ":" not in address:
+        return {}
+    if address.rsplit(":", 1)[0] not in ("127.0.0.1", "localhost", "[::1]"):
+        raise SartorError(
+            "an address alone has no certificates, so it is for this machine; elsewhere give the name of a SuperLink connection in "
+            "Flower's configuration."
+        )
+    (folder / "config.toml").write_text(f'[superlink]\ndefault = "sartor"\n\n[superlink.sartor]\naddress = "{address}"\ninsecure = true\n')
+    return {"FLWR_HOME": str(folder)}
+
+
+def _write_app(folder: Path, settings: Settings, options: dict[str, Any]) -> None:
+    """A Flower app with these settings in its configuration."""
+    folder.mkdir()
+    (folder / "sartor_app.py").write_text('"""Sartor\'s own client and server."""\n\nfrom sartor.federated.app import client, server\n')
+    lines = ["[project]", 'name = "sartor-federate"', 'version = "1.0.0"', "dependencies = []", ""]
+    lines += ["[tool.flwr.app]", 'publisher = "sartor"', "", "[tool.flwr.app.components]"]
+    lines += ['serverapp = "sartor_app:server"', 'clientapp = "sartor_app:client"', "", "[tool.flwr.app.config]"]
+    lines += [f"settings = {text.dumps(text.dumps(settings.to_json()))}", f"strategy = {text.dumps(text.dumps(options))}"]
+    (folder / "pyproject.toml").write_text("\n".join(lines) + "\n")
+
+
+def _introduction(given: dict[str, Any], task: Any) -> str:
+    sizes = sorted(len(rows) for rows in task.rows)
+    return (
+        f"data: {task.data.name}, {task.clients} clients with {sizes[0]} to {sizes[-1]} rows ({given['split']})\n"
+        f"rounds: {given['rounds']} with {given['per_round']:g} clients expected in each, {given['epochs']} epochs of a client\n"
+        "one holder: a client with all its rows\n"
+    )
+
+
+def _conclusion(found: dict[str, Any], given: dict[str, Any], out: str | None) -> str:
+    lines = [f"Accuracy on the public test rows: {found['accuracy']:.1%} ({found['rounds']} rounds in {found['seconds']:.0f} s)", ""]
+    lines += [f"{'epsilon':>14} {'clients':>10} {'spent':>14}"]
+    for row in found["groups"]:
+        lines.append(f"{_cell(row['epsilon']):>14} {row['holders']:>10,} {_cell(row['spent']):>14}")
+    lines += ["", "No client spent more than it allowed, and each can be sent its own account."]
+    if not found["private"]:
+        lines.append("The run was seeded: its noise can be repeated, so it protects nobody.")
+    lines.append("Nothing was kept: --out keeps the model and the accounts." if out is None else f"The run is in {out}.")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return " to ".join(str(end) for end in value)
+    return value if isinstance(value, str) else f"{value:.4g}"

@@ -1,0 +1,144 @@
+"""A federated task from settings alone: data, who holds which rows, budgets, the network and how clients train.
+
+Settings are plain numbers and texts, so that they travel in a Flower app's configuration, and every process builds the same task from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sartor.budgets import Budgets, Policy
+from sartor.data import Data, load
+from sartor.errors import SartorError
+from sartor.federated import splits
+from sartor.federated.local import accuracy, train_locally
+from sartor.models import registry
+
+DATASETS = ("digits", "fashion-mnist", "mnist")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a task is made from. Budgets are shares of the clients (`epsilon`, `share`, `delta`, with commas) or a file by client's key."""
+
+    dataset: str = "digits"
+    data: str = ""
+    clients: int = 100
+    split: str = "iid"
+    epsilon: str = "1,2,3"
+    share: str = "0.34,0.43,0.23"
+    delta: str = "1e-4"
+    budgets: str = ""
+    policy: str = ""
+    model: str = ""
+    epochs: int = 5
+    batch: int = 20
+    lr: float = 0.1
+    seed: int = 0
+    """Of the split, the choice of budgets and the first model; not of coins and noise."""
+
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> Settings:
+        """The settings among other values."""
+        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+
+    def to_json(self) -> dict[str, Any]:
+        """These settings as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a server and its clients share. Rows of a client are for that client."""
+
+    settings: Settings
+
+    @cached_property
+    def data(self) -> Data:
+        """Training rows, which clients hold, and public test rows."""
+        if self.settings.dataset not in DATASETS:
+            raise SartorError(f'there is no federated data set "{self.settings.dataset}"; there are {", ".join(DATASETS)}.')
+        return load(self.settings.dataset, self.settings.data or None)
+
+    @cached_property
+    def rows(self) -> list[NDArray[np.int64]]:
+        """The rows of each client."""
+        labels, given = self.data.train.tensors[1].numpy(), self.settings
+        kind, *numbers = given.split.split(":")
+        if kind == "writer":
+            if given.dataset != "mnist":
+                raise SartorError(f"the writers of {given.dataset} are not known; --split writer goes with mnist.")
+            from sartor.data.writers import read_writers
+
+            return splits.by_owner(read_writers(given.data or None, labels))
+        try:
+            values = [float(number) for number in numbers]
+        except ValueError:
+            raise SartorError(f'--split {given.split} has something that is not a number after "{kind}:".') from None
+        if kind == "iid" and not values:
+            return splits.iid(labels, given.clients, seed=given.seed)
+        if kind == "dirichlet" and len(values) == 1:
+            return splits.dirichlet(labels, given.clients, values[0], seed=given.seed)
+        if kind == "pachinko" and len(values) == 2:
+            return splits.pachinko(labels, given.clients, values[0], values[1], seed=given.seed)
+        raise SartorError(f'a split is "iid", "dirichlet:0.3", "pachinko:0.1:10" or "writer", not "{given.split}".')
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.rows)
+
+    @cached_property
+    def budgets(self) -> Budgets:
+        """The budget of each client, by its number."""
+        given = self.settings
+        deltas = _numbers(given.delta, "--delta")
+        if given.budgets:
+            policy = Policy.from_toml(given.policy) if given.policy else None
+            return Budgets.from_csv(given.budgets, delta=deltas[0], policy=policy, holders=[str(i) for i in range(self.clients)])
+        epsilon, share = _numbers(given.epsilon, "--epsilon"), _numbers(given.share, "--share") if given.share else [1.0]
+        return Budgets.from_shares(epsilon, share, holders=self.clients, delta=deltas[0] if len(deltas) == 1 else deltas, seed=given.seed)
+
+    def network(self) -> nn.Module:
+        """The first model."""
+        data = self.data
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.settings.seed)
+            name = self.settings.model or ("logistic" if data.name == "digits" else registry.default_for(data.name))
+            return registry.build(name, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
+
+    def trained(self, client: int, state: dict[str, Tensor], seed: int | None = None) -> dict[str, Tensor]:
+        """The model after a client's training, from the server's."""
+        model = self.network()
+        model.load_state_dict(state)
+        rows, (inputs, labels) = torch.from_numpy(self.rows[client]), self.data.train.tensors
+        how = {"epochs": self.settings.epochs, "batch": self.settings.batch, "lr": self.settings.lr}
+        found: dict[str, Tensor] = train_locally(model, inputs[rows], labels[rows], seed=seed, **how).state_dict()  # type: ignore[arg-type]
+        return found
+
+    def accuracy(self, state: dict[str, Tensor]) -> float:
+        """On the public test rows."""
+        model = self.network()
+        model.load_state_dict(state)
+        inputs, labels = self.data.test.tensors
+        return accuracy(model, inputs, labels)
+
+
+@lru_cache(maxsize=2)
+def task(settings: Settings) -> Task:
+    """The task of these settings, made once in a process."""
+    return Task(settings)
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise SartorError(f'{option} takes numbers separated by commas, not "{text}".') from None

@@ -1,0 +1,282 @@
+"""The strategy and the client's part, over a grid that delivers in this process; test_deployment has the real one."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'sartor[federated]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+import sartor
+from sartor import federated
+from sartor.errors import Infeasible, SartorError
+from sartor.federated.flower import ACCOUNT, PrivateFedAvg, client_mod, private
+from sartor.federated.ledger import Ledger
+
+START = {"vector": np.zeros(3, np.float32), "scalar": np.zeros((), np.float32), "seen": np.array(0, np.int64)}
+
+
+def record(arrays=START):
+    return ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch):
+    """Who speaks, as Flower sets it when a run begins."""
+    for name, value in {"run_id": 1, "task_id": 1, "node_id": 1}.items():
+        monkeypatch.setattr(TaskIdentity, f"_{name}", value)
+
+
+class LocalGrid(Grid):
+    """Nodes of this process. A node is a ClientApp and its context; `down` nodes are listed but never answer, `gone` ones are not there."""
+
+    def __init__(self, nodes):
+        self.nodes, self.down, self.gone, self.sent, self.extra = dict(nodes), set(), set(), [], lambda replies: replies
+
+    def get_node_ids(self):
+        return [node for node in self.nodes if node not in self.gone]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self.sent.append(message)
+            if node in self.down or node in self.gone:
+                continue
+            app, context = self.nodes[node]
+            replies.append(app(message, context))
+        return self.extra(replies)
+
+    run = property(lambda self: None)
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    create_message = push_messages = pull_messages = set_run
+
+
+def node(number, train, **config):
+    app = ClientApp()
+    app.train()(train)
+    context = Context(run_id=1, node_id=number, node_config={"client-key": f"key {number}", **config}, state=RecordDict(), run_config={})
+    return private(app), context
+
+
+def moves(vector=(0.0, 0.0, 0.0), scalar=0.0, seen=1):
+    """A client that adds these to the model, and reports what it measured."""
+
+    def train(message, context):
+        arrays = message.content.array_records["arrays"]
+        changed = {
+            "vector": arrays["vector"].numpy() + np.array(vector, np.float32),
+            "scalar": arrays["scalar"].numpy() + np.float32(scalar),
+        }
+        changed["seen"] = arrays["seen"].numpy() + seen
+        return Message(RecordDict({"arrays": record(changed), "metrics": MetricRecord({"loss": 0.5})}), reply_to=message)
+
+    return train
+
+
+def answers(arrays):
+    """A client that sends these, whatever it was sent."""
+    return lambda message, context: Message(RecordDict({"arrays": record(arrays)}), reply_to=message)
+
+
+def public(count, train=None, **config):
+    """Nodes without a wish for privacy: no noise, and everyone takes part where as many are expected as there are."""
+    return {10 + i: node(i, train or moves((1.0, 0, 0)), epsilon="inf", delta=1e-3, **config) for i in range(count)}
+
+
+def start(folder, grid, *, rounds=1, per_round=None, num_rounds=None, **options):
+    options = {"min_clients": len(grid.nodes), "wait": 0.2, **options}
+    strategy = PrivateFedAvg(str(folder), rounds=rounds, per_round=per_round or len(grid.nodes), **options)
+    with pytest.warns(sartor.NoNoise) if not Ledger.is_in(folder) else _nothing():
+        result = strategy.start(grid, record(), num_rounds)
+    return strategy, {name: array.numpy() for name, array in result.arrays.items()}
+
+
+def _nothing():
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+def test_without_noise_the_model_moves_by_the_clipped_sum_over_the_clients_expected(tmp_path):
+    nodes = public(4)
+    nodes[10] = node(0, moves((3.0, 0, 0), 4.0), epsilon="inf", delta=1e-3)
+    _, arrays = start(tmp_path, LocalGrid(nodes), clip=1.0)
+    assert arrays["vector"][0] == pytest.approx((3 + 0.6) / 4)
+    assert arrays["scalar"] == pytest.approx(0.8 / 4)
+    assert arrays["seen"] == 0
+    assert arrays["vector"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"vector": np.array([np.nan, 0, 0], np.float32), "scalar": np.zeros((), np.float32), "seen": np.array(0)},
+        {"vector": np.zeros(4, np.float32), "scalar": np.zeros((), np.float32), "seen": np.array(0)},
+        {"vector": np.ones(3, np.float32)},
+        {"vector": np.ones(3, np.float32), "scalar": np.zeros((), np.float32), "other": np.array(0)},
+        {},
+    ],
+)
+def test_answers_that_are_no_update_change_nothing(tmp_path, bad):
+    nodes = public(4)
+    nodes[12] = node(2, answers(bad), epsilon="inf", delta=1e-3)
+    _, arrays = start(tmp_path, LocalGrid(nodes))
+    assert arrays["vector"][0] == pytest.approx(3 / 4)
+
+
+def test_bytes_that_are_no_array_and_two_records_change_nothing(tmp_path):
+    broken = ArrayRecord({name: Array("float32", (3,), "numpy.ndarray", b"nonsense") for name in START})
+    nodes = public(4)
+    nodes[12] = node(2, lambda message, context: Message(RecordDict({"arrays": broken}), reply_to=message), epsilon="inf", delta=1e-3)
+    two = RecordDict({"arrays": record(), "more": record()})
+    nodes[13] = node(3, lambda message, context: Message(two, reply_to=message), epsilon="inf", delta=1e-3)
+    _, arrays = start(tmp_path, LocalGrid(nodes))
+    assert arrays["vector"][0] == pytest.approx(2 / 4)
+
+
+def test_an_answer_is_used_once_and_late_ones_never(tmp_path):
+    grid, kept = LocalGrid(public(3)), []
+
+    def extra(replies):
+        training = [reply for reply in replies if reply.metadata.message_type == "train"]
+        late, kept[:] = list(kept), training
+        return [*replies, *training[:1], *late]  # one answers twice, and the last round's come again
+
+    grid.extra = extra
+    _, arrays = start(tmp_path, grid, rounds=3)
+    assert arrays["vector"][0] == pytest.approx(3.0)
+
+
+def test_a_client_that_drops_out_contributes_zero_and_is_charged_like_everyone(tmp_path):
+    grid = LocalGrid(public(4))
+    strategy = PrivateFedAvg(str(tmp_path), rounds=2, per_round=4, min_clients=4, wait=0.2)
+    with pytest.warns(sartor.NoNoise):
+        strategy.begin(grid, record())
+    grid.down.add(11)
+    grid.gone.add(12)
+    for number in (1, 2):
+        replies = grid.send_and_receive(strategy.configure_train(number, record(), ConfigRecord(), grid))
+        strategy.aggregate_train(number, replies)
+    assert strategy._model[0][0] == pytest.approx(2 * 2 / 4)
+    assert strategy.ledger.client_account("key 1").rounds == 2
+    strategy.ledger.close()
+
+
+def test_a_node_that_comes_back_under_another_number_keeps_its_account(tmp_path):
+    grid = LocalGrid(public(3))
+    strategy = PrivateFedAvg(str(tmp_path), rounds=3, per_round=3, min_clients=3, wait=0.2)
+    with pytest.warns(sartor.NoNoise):
+        strategy.begin(grid, record())
+    grid.gone.add(11)
+    grid.nodes[77] = node(1, moves((1.0, 0, 0)), epsilon=0.5, delta=1e-3)  # another budget, and another node: the same key
+    grid.nodes[78] = node(9, moves((1.0, 0, 0)), epsilon="inf", delta=1e-3)  # too late for this plan
+    messages = strategy.configure_train(1, record(), ConfigRecord(), grid)
+    assert sorted(message.metadata.dst_node_id for message in messages) == [10, 12, 77]
+    strategy.aggregate_train(1, grid.send_and_receive(messages))
+    assert strategy._model[0][0] == pytest.approx(1.0)
+    assert strategy.ledger.keys == ("key 0", "key 1", "key 2")
+    assert strategy.ledger.client_account("key 1").epsilon == np.inf
+    strategy.ledger.close()
+
+
+def test_a_round_is_charged_before_anyone_is_asked(tmp_path):
+    grid = LocalGrid(public(3))
+    strategy = PrivateFedAvg(str(tmp_path), rounds=3, per_round=3, min_clients=3, wait=0.2)
+    with pytest.warns(sartor.NoNoise):
+        strategy.begin(grid, record())
+    assert json.loads((tmp_path / "rounds.json").read_text()) == {"charged": 0}
+    strategy.configure_train(1, record(), ConfigRecord(), grid)
+    assert json.loads((tmp_path / "rounds.json").read_text()) == {"charged": 1}
+    strategy.ledger.close()  # as a crash would; the round is never run again
+    again = PrivateFedAvg(str(tmp_path), rounds=99, per_round=99, wait=0.2)
+    result = again.start(grid, record())
+    assert again.ledger.charged == 3
+    assert result.arrays["vector"].numpy()[0] == pytest.approx(2.0)
+
+
+def test_a_server_that_starts_again_goes_on_where_it_was(tmp_path):
+    grid = LocalGrid(public(3))
+    options = {"rounds": 4, "optimizer": "sgd", "momentum": 0.5, "lr": 0.5}
+    whole = start(tmp_path / "whole", grid, **options)[1]
+    start(tmp_path / "cut", grid, num_rounds=2, **options)
+    strategy, rest = start(tmp_path / "cut", grid, **options)
+    assert strategy.ledger.charged == 4
+    assert rest["vector"] == pytest.approx(whole["vector"])
+    assert start(tmp_path / "cut", grid, **options)[1]["vector"] == pytest.approx(whole["vector"])  # nothing is left to run
+
+
+def test_clients_declare_budgets_and_get_their_own_account(tmp_path):
+    levels = sartor.Policy({"strict": 1.0, "open": 3.0}, delta=1e-3)
+    nodes = {i: node(i, moves(), **({"privacy-level": "strict" if i % 2 else "open"} if i < 18 else {})) for i in range(20)}
+    grid = LocalGrid(nodes)
+    strategy = PrivateFedAvg(str(tmp_path), rounds=5, per_round=10, min_clients=20, wait=0.2, policy=levels, accountant="rdp")
+    strategy.start(grid, record())
+    for number, (_, context) in nodes.items():
+        account = dict(context.state.config_records["sartor-account"])
+        assert account["epsilon"] == (3.0 if number % 2 == 0 and number < 18 else 1.0)
+        assert 0 < account["spent"] <= account["epsilon"]
+        assert account["rounds"] == 5
+    told = [message for message in grid.sent if message.metadata.message_type == ACCOUNT]
+    assert sorted(message.metadata.dst_node_id for message in told) == list(range(20))
+
+
+def test_nodes_that_do_not_declare_are_refused_where_that_was_asked(tmp_path):
+    nodes = {i: node(i, moves(), **({"epsilon": 2.0, "delta": 1e-3} if i < 12 else {})) for i in range(15)}
+    strategy = PrivateFedAvg(str(tmp_path), rounds=2, per_round=5, min_clients=15, wait=0.2, undeclared="refuse")
+    strategy.start(LocalGrid(nodes), record())
+    assert len(strategy.ledger.keys) == 12
+
+
+def test_too_few_clients_and_impossible_plans_stop_before_anything_is_written(tmp_path):
+    nodes = {i: node(i, moves(), epsilon=1.0, delta=1e-3) for i in range(12)}
+    with pytest.raises(SartorError, match="12 clients have answered"):
+        PrivateFedAvg(str(tmp_path / "a"), rounds=2, per_round=5, min_clients=13, wait=0.1).start(LocalGrid(nodes), record())
+    adaptive = federated.AdaptiveClip(noise=0.01)
+    with pytest.raises(Infeasible):
+        PrivateFedAvg(str(tmp_path / "b"), rounds=2, per_round=5, min_clients=12, adaptive=adaptive).start(LocalGrid(nodes), record())
+    assert not Ledger.is_in(tmp_path / "a")
+    assert not Ledger.is_in(tmp_path / "b")
+
+
+def test_metrics_stay_with_the_client_and_evaluation_is_empty():
+    asked = Message(RecordDict({"arrays": record()}), dst_node_id=1, message_type="train")
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    reply = client_mod()(asked, context, moves((1.0, 0, 0)))
+    assert list(reply.content) == ["arrays"]
+    asked = Message(RecordDict({"arrays": record()}), dst_node_id=1, message_type="evaluate")
+
+    def evaluate(message, context):
+        return Message(RecordDict({"metrics": MetricRecord({"accuracy": 0.9})}), reply_to=message)
+
+    assert not list(client_mod()(asked, context, evaluate).content)
+
+
+def test_nobody_who_was_drawn_is_logged_or_returned(tmp_path, caplog, capfd):
+    nodes = {4_242_000 + i: node(i, moves(), epsilon=3.0, delta=1e-3) for i in range(30)}
+    strategy = PrivateFedAvg(str(tmp_path), rounds=3, per_round=10, min_clients=30, wait=0.2, accountant="rdp")
+    with caplog.at_level(logging.DEBUG):
+        result = strategy.start(LocalGrid(nodes), record())
+    out, err = capfd.readouterr()
+    assert not any(mark in text for mark in ("4242", "key ") for text in (caplog.text, out, err, str(result), repr(strategy)))
+    assert not result.train_metrics_clientapp
+
+
+def test_a_seed_is_marked_and_cannot_continue_a_private_run(tmp_path):
+    nodes = {i: node(i, moves(), epsilon=3.0, delta=1e-3) for i in range(12)}
+    options = {"rounds": 3, "per_round": 5, "min_clients": 12, "wait": 0.2, "accountant": "rdp"}
+    seeded = PrivateFedAvg(str(tmp_path / "seeded"), seed=1, **options)
+    seeded.start(LocalGrid(nodes), record())
+    assert not seeded.ledger.client_account("key 1").private
+    PrivateFedAvg(str(tmp_path / "private"), **options).start(LocalGrid(nodes), record(), 1)
+    with pytest.raises(SartorError, match="cannot continue a private run"):
+        PrivateFedAvg(str(tmp_path / "private"), seed=1, **options).start(LocalGrid(nodes), record())
