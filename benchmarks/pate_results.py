@@ -59,11 +59,11 @@ def votes_of(work: Problem, plan: pate.PatePlan, placed: pate.Partition, asked: 
     if not path.exists():
         start = time.perf_counter()
         options: dict[str, Any] = {"workers": asked.workers, "seed": asked.seed, "progress": True}
-        cast = usual_teachers(work, **options, epochs=asked.epochs).votes(work.private, placed.slices(), work.queries)
+        cast = usual_teachers(work, **options, epochs=asked.epochs).votes(work.private, placed.slices(), work.queries[: asked.queries])
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, cast)
         print(json.dumps({"trained": name, "teachers": plan.teachers, "seconds": time.perf_counter() - start}), flush=True)
-    return np.asarray(np.load(path))
+    return np.asarray(np.load(path))[: asked.queries]
 
 
 def measured(work: Problem, variant: str, name: str, budgets: sartor.Budgets, asked: argparse.Namespace) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def measured(work: Problem, variant: str, name: str, budgets: sartor.Budgets, as
         **{key: np.mean([voting[key] for voting in found], axis=0).tolist() for key in found[0]},
         "each_labels": [voting["labels"] for voting in found],
         "each_student_accuracy": [voting["student_accuracy"] for voting in found],
-        "teacher_accuracy": float(np.mean(cast == work.truth.numpy()[:, None])),
+        "teacher_accuracy": float(np.mean(cast == work.truth.numpy()[: len(cast), None])),
         "labels_independent": len(proven),
         "epochs": asked.epochs if len(work.shape) > 1 else None,
     }
@@ -97,10 +97,12 @@ def voted(work: Problem, plan: pate.PatePlan, cast: NDArray[Any], seed: int) -> 
         warnings.simplefilter("ignore", pate.DataDependent)
         options: dict[str, Any] = {"bound": "dependent", "accountant": pate.Accountant.paper(), "labels": 2_000}
         found = pate.aggregate(plan, cast, work.classes, stream=Stream(seed), **options)
-    truth, given = work.truth.numpy(), found.labels >= 0
+    if found.asked.all():
+        raise SystemExit("the queries did not suffice for where the voting would have stopped: give more --queries.")
+    truth, given = work.truth.numpy()[: len(cast)], found.labels >= 0
     images = len(work.shape) > 1
     make = partial(pate.teacher_network, work.shape, work.classes) if images else usual_estimator()
-    student = pate.train_student(make, work.queries, found.labels, work.test, augment=images, seed=seed)
+    student = pate.train_student(make, work.queries[: len(cast)], found.labels, work.test, augment=images, seed=seed)
     inputs, labels = work.test.tensors
     guesses = np.asarray(predict(student.model, inputs) if images else student.model.predict(inputs.flatten(1).numpy()))
     return {
@@ -129,6 +131,7 @@ def main() -> None:
     parser.add_argument("--only", help="settings whose name begins so")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--queries", type=int, default=4_000, help="teachers answer as many; voting must stop before they are used up")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", required=True, help="folder for votes")
     parser.add_argument("--out", required=True)

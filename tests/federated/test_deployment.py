@@ -24,8 +24,8 @@ from sartor.federated.ledger import Ledger
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'sartor[federated]'")
 
 APP = Path(__file__).parent / "deployment"
-CLIP, CLIENTS, ROUNDS = 1.0, 3, 4  # as in the app
-UPDATES = {"a": [0.25, 0.0, -0.5, 0.125], "b": [0.0, 30.0, 0.0, 40.0], "c": [-2.0, 1.0, 0.0, 2.0]}  # b's and c's are clipped
+CLIP, CLIENTS, ROUNDS = 1.0, 3, 3  # as in the app
+UPDATES = {"a": [0.25, 0.0, -0.5, 0.125], "b": [0.0, 0.5, 0.5, 0.0], "c": [-2.0, 1.0, 0.0, 2.0]}  # c's is clipped
 KEYS = {name: f"the-key-of-{name}" for name in UPDATES}
 PATIENCE = 240  # seconds, for the busiest of machines
 
@@ -173,9 +173,9 @@ def test_killed_nodes_bad_answers_and_a_killed_server_neither_stop_training_nor_
     folder = deployment.folder
     deployment.superlink()
     nodes = {name: deployment.supernode(name, log=name) for name in UPDATES}
-    deployment.run("first", orders="b1:nan c1:hold b2:shape a3:hold")
+    deployment.run("first", orders="b1:shape c1:hold c2:hold")
 
-    # Round 1: b sends numbers that are none. c is killed while it trains, and comes back as a node that Flower has never seen.
+    # Round 1: b sends a wrong shape. c is killed while it trains, and comes back as a node that Flower has never seen.
     deployment.until((folder / "held-c1").exists, "c trains in round 1")
     assert deployment.charged() == 1
     kill(nodes["c"])
@@ -185,20 +185,20 @@ def test_killed_nodes_bad_answers_and_a_killed_server_neither_stop_training_nor_
     told = deployment.start("unregister", "flwr", "supernode", "unregister", str(killed))  # or its silence is noticed after a minute
     assert told.wait(PATIENCE) == 0
 
-    # Round 2: b sends a wrong shape, and c takes part again. Round 3: the server is killed before it has all answers.
-    deployment.until((folder / "held-a3").exists, "a trains in round 3")
+    # Round 2: c is asked again, and the server is killed before it has c's answer.
+    deployment.until((folder / "held-c2").exists, "c trains in round 2")
     os.kill(int((folder / "server.pid").read_text()), signal.SIGKILL)
     deployment.until(deployment.is_free, "the server is gone")
-    assert deployment.charged() == 3
-    np.testing.assert_allclose(deployment.model(), mean_of("a") + mean_of("ac"), atol=1e-8)
+    assert deployment.charged() == 2
+    np.testing.assert_allclose(deployment.model(), mean_of("a"), atol=1e-8)
 
-    # A new server on the same folder: it has one round left, in which all take part.
+    # A new server on the same folder has one round left; b sends numbers that are none.
     (folder / "go").touch()
-    second = deployment.run("second", orders="")
+    second = deployment.run("second", orders="b1:nan")
     deployment.until(lambda: second.poll() is not None, "the second run ends")
     assert "[ROUND 1/1]" in deployment.log("second").read_text()
     model = np.array(json.loads((folder / "model.json").read_text()))
-    np.testing.assert_allclose(model, mean_of("a") + mean_of("ac") + mean_of("abc"), atol=1e-8)
+    np.testing.assert_allclose(model, mean_of("a") + mean_of("ac"), atol=1e-8)
     np.testing.assert_array_equal(deployment.model(), model)
 
     # Every round is charged, to every client, under the key that it came with; and each has been told.

@@ -198,7 +198,9 @@ def test_a_round_is_charged_before_anyone_is_asked(tmp_path):
     strategy.configure_train(1, record(), ConfigRecord(), grid)
     assert json.loads((tmp_path / "rounds.json").read_text()) == {"charged": 1}
     strategy.ledger.close()  # as a crash would; the round is never run again
-    again = PrivateFedAvg(str(tmp_path), rounds=99, per_round=99, wait=0.2)
+    with pytest.raises(SartorError, match="other settings"):
+        PrivateFedAvg(str(tmp_path), rounds=99, per_round=99, wait=0.2).start(grid, record())
+    again = PrivateFedAvg(str(tmp_path), rounds=3, per_round=3, wait=0.2)
     result = again.start(grid, record())
     assert again.ledger.charged == 3
     assert result.arrays["vector"].numpy()[0] == pytest.approx(2.0)
@@ -235,6 +237,18 @@ def test_nodes_that_do_not_declare_are_refused_where_that_was_asked(tmp_path):
     strategy = PrivateFedAvg(str(tmp_path), rounds=2, per_round=5, min_clients=15, wait=0.2, undeclared="refuse")
     strategy.start(LocalGrid(nodes), record())
     assert len(strategy.ledger.keys) == 12
+
+
+def test_two_nodes_under_one_key_are_one_client_at_the_strictest_budget(tmp_path):
+    nodes = {i: node(i, moves(), epsilon=2.0 + i % 2, delta=1e-3) for i in range(12)}
+    nodes[50] = node(3, moves(), epsilon=80.0, delta=1e-3)  # somebody claims to be client 3
+    grid = LocalGrid(nodes)
+    strategy = PrivateFedAvg(str(tmp_path), rounds=2, per_round=12, min_clients=12, wait=0.2, scheme="uniform", accountant="rdp")
+    strategy.start(grid, record())
+    assert len(strategy.ledger.keys) == 12
+    assert strategy.ledger.client_account("key 3").epsilon == 2.0
+    asked = [message.metadata.dst_node_id for message in grid.sent if message.metadata.message_type == "train"]
+    assert not {3, 50} <= set(asked)
 
 
 def test_too_few_clients_and_impossible_plans_stop_before_anything_is_written(tmp_path):

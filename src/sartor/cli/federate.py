@@ -71,7 +71,7 @@ def federate(
     if (engine == "deployment") != (superlink is not None):
         raise SartorError("--engine deployment is followed by the address of a SuperLink, and only that.")
     settings, options = _asked(given)
-    task = _checked(settings)
+    task = _checked(settings, options)
     with tempfile.TemporaryDirectory(prefix="sartor-") as temporary:
         folder = Path(out or temporary) / "ledger"
         try:
@@ -128,13 +128,18 @@ def _asked(given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
     return settings, options
 
 
-def _checked(settings: Settings) -> Any:
-    """The task of these settings, with everything read once, so that what is wrong is said before an engine starts."""
+def _checked(settings: Settings, options: dict[str, Any]) -> Any:
+    """The task of these settings, read and planned once here, so that what is wrong is said before an engine starts."""
+    from sartor.federated.plan import AdaptiveClip, plan
     from sartor.federated.task import task
 
     with working("reading the data"):
         found = task(settings)
-        _ = found.budgets, found.network()
+        found.network()
+    left_out = ("optimizer", "lr", "momentum", "every", "seed", "adaptive")
+    wanted = {name: value for name, value in options.items() if name not in left_out}
+    with working("planning"):
+        plan(found.budgets, adaptive=None if options["adaptive"] is None else AdaptiveClip(**options["adaptive"]), **wanted)
     return found
 
 

@@ -192,6 +192,7 @@ class PrivateFedAvg(Strategy):
         self._names = list(initial_arrays)
         if Ledger.is_in(self.folder):
             self._ledger = Ledger(self.folder)
+            self._check_same(self._ledger)
             self._link(grid, grid.get_node_ids())
         else:
             self._ledger = self._enrolled(grid)
@@ -211,15 +212,28 @@ class PrivateFedAvg(Strategy):
         self._round: Round | None = None
         self._token = ""
 
+    def _check_same(self, ledger: Ledger) -> None:
+        """Whether the run in the folder is the one that is asked for."""
+        made = ledger.plan
+        planned = {"rounds": made.rounds, "per_round": made.per_round, "scheme": made.accounted.scheme, "clip": made.accounted.clip}
+        planned.update(accountant=made.accounted.accountant, adaptive=made.adaptive)
+        other = [name for name, value in planned.items() if self._wanted[name] != value]
+        if other:
+            ledger.close()
+            raise SartorError(
+                f"the run in {self.folder} was planned with other settings ({', '.join(other)}); a new run needs a new folder."
+            )
+
     def _enrolled(self, grid: Grid) -> Ledger:
         """Ask every node who it is, until enough have answered, and plan over them."""
         declared: dict[str, Mapping[str, Any]] = {}
         nodes: dict[str, int] = {}
         end = time.monotonic() + self._wait
         while True:
-            for node, answer in self._ask(grid, set(grid.get_node_ids()) - self._known):
+            for node, answer in self._ask(grid, set(grid.get_node_ids()) - self._known, self._wait):
                 name = str(answer.pop("key"))
-                declared.setdefault(name, answer)
+                # two nodes under one key are one client; where they disagree, neither is believed, and the key gets the strictest budget
+                declared[name] = answer if declared.get(name, answer) == answer else {}
                 nodes[name] = node
             if len(declared) >= self._min_clients:
                 break
@@ -232,11 +246,11 @@ class PrivateFedAvg(Strategy):
         self._node_of = {place: nodes[key] for place, key in enumerate(found.keys)}
         return ledger
 
-    def _ask(self, grid: Grid, nodes: Iterable[int]) -> list[tuple[int, dict[str, Any]]]:
+    def _ask(self, grid: Grid, nodes: Iterable[int], timeout: float) -> list[tuple[int, dict[str, Any]]]:
         """What nodes declare; those without a key, and those that do not answer, are left out."""
         asked = [Message(RecordDict(), dst_node_id=node, message_type=ENROL) for node in nodes]
         found = []
-        for reply in grid.send_and_receive(asked, timeout=min(self._wait, _ANSWER)) if asked else []:
+        for reply in grid.send_and_receive(asked, timeout=timeout) if asked else []:
             self._known.add(reply.metadata.src_node_id)
             answer = dict(reply.content.config_records.get(_RECORD, {})) if reply.has_content() else {}
             if "key" in answer:
@@ -245,7 +259,7 @@ class PrivateFedAvg(Strategy):
 
     def _link(self, grid: Grid, nodes: Iterable[int]) -> None:
         """Which client speaks through a node that was not there before; a client that came back speaks through its new node alone."""
-        for node, answer in self._ask(grid, set(nodes) - self._known):
+        for node, answer in self._ask(grid, set(nodes) - self._known, min(self._wait, _ANSWER)):
             place = self.ledger.client(str(answer["key"]))
             if place is not None:
                 self._node_of[place] = node
