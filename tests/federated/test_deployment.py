@@ -28,6 +28,14 @@ CLIP, CLIENTS, ROUNDS = 1.0, 3, 3  # as in the app
 UPDATES = {"a": [0.25, 0.0, -0.5, 0.125], "b": [0.0, 0.5, 0.5, 0.0], "c": [-2.0, 1.0, 0.0, 2.0]}  # c's is clipped
 KEYS = {name: f"the-key-of-{name}" for name in UPDATES}
 PATIENCE = 240  # seconds, for the busiest of machines
+GUARD = """
+import os, signal, sys
+for group in [int(line) for line in sys.stdin]:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
 
 
 class Deployment:
@@ -51,6 +59,8 @@ class Deployment:
             "OMP_NUM_THREADS": "1",
             "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         }
+        # should the test itself be killed, its end of this pipe closes, and the guard ends what it has started
+        self.guard = subprocess.Popen([sys.executable, "-c", GUARD], stdin=subprocess.PIPE, start_new_session=True)
 
     def start(self, log: str, *command: str) -> subprocess.Popen[bytes]:
         """Start a process in a group of its own."""
@@ -65,6 +75,8 @@ class Deployment:
                 start_new_session=True,
             )
         self.processes.append(process)
+        self.guard.stdin.write(f"{process.pid}\n".encode())
+        self.guard.stdin.flush()
         return process
 
     def log(self, name: str) -> Path:
@@ -77,6 +89,7 @@ class Deployment:
 
     def supernode(self, name: str, log: str) -> subprocess.Popen[bytes]:
         config = f'name="{name}" client-key="{KEYS[name]}" epsilon="inf" delta=0.001 update="{UPDATES[name]}"'
+        config += f" partition-id={list(UPDATES).index(name)}"
         link = ["--superlink", self.address, "--port", str(free_port())]
         return self.start(log, "flower-supernode", "--insecure", *link, "--node-config", config)
 
@@ -127,6 +140,8 @@ class Deployment:
             for pid in others:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        kill(self.guard)
+        self.guard.stdin.close()
 
 
 def free_port() -> int:
@@ -210,3 +225,13 @@ def test_killed_nodes_bad_answers_and_a_killed_server_neither_stop_training_nor_
         for name, key in KEYS.items():
             assert json.loads((folder / f"account-{name}.json").read_text()) == ledger.client_account(key).to_json()
     assert not any(key in log.read_text() for key in KEYS.values() for log in folder.glob("*.log"))
+
+    # The same SuperLink and SuperNodes serve the command line, which brings an app of its own.
+    command = ["federate", "--dataset", "digits", "--clients", "3", "--per-round", "3", "--rounds", "2", "--scheme", "none", "--json"]
+    deployed = deployment.start("federate", sys.executable, "-m", "sartor", *command, "--engine", "deployment", deployment.address)
+    deployment.until(lambda: deployed.poll() is not None, "sartor federate ends")
+    text = deployment.log("federate").read_text()
+    assert deployed.returncode == 0, text
+    found = json.loads(text[text.index("{") :])
+    assert found["rounds"] == 2
+    assert found["history"][-1]["accuracy"] > found["history"][0]["accuracy"]
