@@ -5,7 +5,7 @@ from flwr.clientapp import ClientApp
 
 from sartor.data import load
 from sartor.federated import splits
-from sartor.federated.flower import private
+from sartor.federated.client import private
 from sartor.federated.local import train_locally
 from sartor.models import build
 

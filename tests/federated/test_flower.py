@@ -178,7 +178,7 @@ def test_a_node_that_comes_back_under_another_number_keeps_its_account(tmp_path)
     with pytest.warns(sartor.NoNoise):
         strategy.begin(grid, record())
     grid.gone.add(11)
-    grid.nodes[77] = node(1, moves((1.0, 0, 0)), epsilon=0.5, delta=1e-3)  # another budget, and another node: the same key
+    grid.nodes[77] = node(1, moves((1.0, 0, 0)))  # another node: the same key
     grid.nodes[78] = node(9, moves((1.0, 0, 0)), epsilon="inf", delta=1e-3)  # too late for this plan
     messages = strategy.configure_train(1, record(), ConfigRecord(), grid)
     assert sorted(message.metadata.dst_node_id for message in messages) == [10, 12, 77]
@@ -187,6 +187,38 @@ def test_a_node_that_comes_back_under_another_number_keeps_its_account(tmp_path)
     assert strategy.ledger.keys == ("key 0", "key 1", "key 2")
     assert strategy.ledger.client_account("key 1").epsilon == np.inf
     strategy.ledger.close()
+
+
+def test_a_client_that_comes_back_with_a_stricter_budget_is_not_asked_any_more(tmp_path):
+    grid = LocalGrid(public(3))
+    strategy = PrivateFedAvg(str(tmp_path), rounds=3, per_round=3, min_clients=3, wait=0.2)
+    with pytest.warns(sartor.NoNoise):
+        strategy.begin(grid, record())
+    grid.gone.add(11)
+    grid.nodes[77] = node(1, moves((1.0, 0, 0)), epsilon=0.5, delta=1e-3)
+    messages = strategy.configure_train(1, record(), ConfigRecord(), grid)
+    assert sorted(message.metadata.dst_node_id for message in messages) == [10, 12]
+    assert messages[0].content.config_records["config"]["server-round"] == 1
+    strategy.aggregate_train(1, grid.send_and_receive(messages))
+    assert strategy._model[0][0] == pytest.approx(2 / 3)
+    strategy.ledger.close()
+
+
+def test_a_node_that_never_answers_is_asked_twice_and_left_alone(tmp_path):
+    grid = LocalGrid(public(3))
+    grid.nodes[90] = node(9, moves(), epsilon="inf", delta=1e-3)
+    grid.down.add(90)
+    with pytest.warns(sartor.NoNoise):
+        PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=0.2).start(grid, record())
+    assert sum(message.metadata.dst_node_id == 90 for message in grid.sent) == 2
+
+
+def test_a_folder_is_free_again_after_an_error(tmp_path):
+    grid = LocalGrid(public(3))
+    start(tmp_path, grid, rounds=2, num_rounds=1)
+    with pytest.raises(SartorError, match="cannot continue a private run"):
+        PrivateFedAvg(str(tmp_path), rounds=2, per_round=3, wait=0.2, seed=1).start(grid, record())
+    Ledger(tmp_path).close()
 
 
 def test_a_round_is_charged_before_anyone_is_asked(tmp_path):
@@ -239,16 +271,18 @@ def test_nodes_that_do_not_declare_are_refused_where_that_was_asked(tmp_path):
     assert len(strategy.ledger.keys) == 12
 
 
-def test_two_nodes_under_one_key_are_one_client_at_the_strictest_budget(tmp_path):
+def test_two_nodes_that_disagree_under_one_key_take_no_part(tmp_path):
     nodes = {i: node(i, moves(), epsilon=2.0 + i % 2, delta=1e-3) for i in range(12)}
     nodes[50] = node(3, moves(), epsilon=80.0, delta=1e-3)  # somebody claims to be client 3
+    nodes[51] = node(4, moves(), epsilon=2.0, delta=1e-3)  # and client 4 has two nodes
     grid = LocalGrid(nodes)
-    strategy = PrivateFedAvg(str(tmp_path), rounds=2, per_round=12, min_clients=12, wait=0.2, scheme="uniform", accountant="rdp")
+    strategy = PrivateFedAvg(str(tmp_path), rounds=2, per_round=11, min_clients=11, wait=0.2, scheme="uniform", accountant="rdp")
     strategy.start(grid, record())
-    assert len(strategy.ledger.keys) == 12
-    assert strategy.ledger.client_account("key 3").epsilon == 2.0
+    assert len(strategy.ledger.keys) == 11
+    assert strategy.ledger.client("key 3") is None
     asked = [message.metadata.dst_node_id for message in grid.sent if message.metadata.message_type == "train"]
-    assert not {3, 50} <= set(asked)
+    assert not {3, 50} & set(asked)
+    assert sorted(set(asked)) == [0, 1, 2, *range(5, 12), 51]
 
 
 def test_too_few_clients_and_impossible_plans_stop_before_anything_is_written(tmp_path):

@@ -234,7 +234,9 @@ def _connection(folder: Path, address: str) -> dict[str, str]:
 def _write_app(folder: Path, settings: Settings, options: dict[str, Any]) -> None:
     """A Flower app with these settings in its configuration."""
     folder.mkdir()
-    (folder / "sartor_app.py").write_text('"""Sartor\'s own client and server."""\n\nfrom sartor.federated.app import client, server\n')
+    (folder / "sartor_app.py").write_text(
+        '"""Sartor\'s own client and server."""\n\nfrom sartor.federated.app import client, server\n\n__all__ = ["client", "server"]\n'
+    )
     lines = ["[project]", 'name = "sartor-federate"', 'version = "1.0.0"', "dependencies = []", ""]
     lines += ["[tool.flwr.app]", 'publisher = "sartor"', "", "[tool.flwr.app.components]"]
     lines += ['serverapp = "sartor_app:server"', 'clientapp = "sartor_app:client"', "", "[tool.flwr.app.config]"]

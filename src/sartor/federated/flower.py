@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from sartor.budgets import Policy
 from sartor.errors import SartorError
-from sartor.federated.enrolment import Undeclared, enrol
+from sartor.federated.client import ACCOUNT, ENROL, RECORD, client_mod, private
+from sartor.federated.enrolment import Undeclared, budget_of, enrol
 from sartor.federated.ledger import Ledger
 from sartor.federated.plan import AdaptiveClip, plan
 from sartor.federated.rounds import Round
@@ -35,81 +36,15 @@ from sartor.sgd.sampling import PoissonSampler
 from sartor.sgd.stream import Stream
 
 try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Result, Strategy
 except ImportError as error:
     raise ImportError("federated learning on Flower needs flwr: pip install 'sartor[federated]'.") from error
 
-ENROL, ACCOUNT = "query.sartor_enrol", "query.sartor_account"
-_RECORD = "sartor"
-_POLL, _ANSWER = 0.5, 30.0  # seconds between looks for nodes, and for a node to say who it is
+__all__ = ["ACCOUNT", "ENROL", "PrivateFedAvg", "client_mod", "private"]
 
-Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
-Given = str | float | Callable[[Context], Any] | None
-
-
-def client_mod(key: Given = None, *, level: Given = None, epsilon: Given = None, delta: Given = None) -> Mod:
-    """What a client adds to its app: it declares a key and a budget when asked, keeps its metrics, and keeps the account that it is sent.
-
-    Each is a value or a function of the client's `Context`. What the node's configuration says goes before it: `client-key`, and
-    `privacy-level`, or `epsilon` and `delta`; without a key of either kind it is the `partition-id` of a simulation. The key must be the
-    same after a restart, and nobody else's.
-    """
-
-    def mod(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
-        kind = message.metadata.message_type
-        if kind == ENROL:
-            return Message(RecordDict({_RECORD: ConfigRecord(_declaration(context, key, level, epsilon, delta))}), reply_to=message)
-        if kind == ACCOUNT:
-            context.state[f"{_RECORD}-account"] = ConfigRecord(dict(message.content.config_records[_RECORD]))
-            return Message(RecordDict(), reply_to=message)
-        reply = call(message, context)
-        if not reply.has_content():
-            return reply
-        arrays = reply.content.array_records if kind.startswith(MessageType.TRAIN) else {}
-        return Message(RecordDict(dict(arrays)), reply_to=message)
-
-    return mod
-
-
-class _PrivateClientApp(ClientApp):
-    def __init__(self, app: ClientApp, mod: Mod) -> None:
-        super().__init__()
-        self._inner, self._mod = app, mod
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        return self._mod(message, context, self._inner)
-
-
-def private(app: ClientApp, key: Given = None, *, level: Given = None, epsilon: Given = None, delta: Given = None) -> ClientApp:
-    """A ClientApp that takes part under its own budget: `app = private(app)` is the one line that an existing app needs.
-
-    See `client_mod` for what can be given here or in the node's configuration.
-    """
-    return _PrivateClientApp(app, client_mod(key, level=level, epsilon=epsilon, delta=delta))
-
-
-def _declaration(context: Context, key: Given, level: Given, epsilon: Given, delta: Given) -> dict[str, Any]:
-    """What the node's configuration or the app says of a client: the first, where both do."""
-    node = context.node_config
-
-    def said(name: str, given: Given) -> Any:
-        return node[name] if name in node else given(context) if callable(given) else given
-
-    found: dict[str, Any] = {}
-    name = said("client-key", key)
-    name = node.get("partition-id") if name is None else name
-    if name is not None:
-        found["key"] = str(name)
-    chosen = None if "epsilon" in node else said("privacy-level", level)
-    if chosen is not None:
-        return {**found, "level": str(chosen)}
-    allowed, own = said("epsilon", epsilon), said("delta", delta)
-    if allowed is not None:
-        found["epsilon"] = float(allowed)
-    return found if own is None else {**found, "delta": float(own)}
+_POLL, _ANSWER, _TRIES = 0.5, 30.0, 2  # seconds between looks for nodes, seconds for a node to say who it is, and how often it is asked
 
 
 class PrivateFedAvg(Strategy):
@@ -153,7 +88,7 @@ class PrivateFedAvg(Strategy):
         self._seed = seed
         self._ledger: Ledger | None = None
         self._node_of: dict[int, int] = {}
-        self._known: set[int] = set()
+        self._tries: dict[int, int] = {}
 
     @property
     def ledger(self) -> Ledger:
@@ -176,16 +111,17 @@ class PrivateFedAvg(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Enrol, plan, and run the rounds that the plan has left (at most `num_rounds` of them)."""
-        self.begin(grid, initial_arrays)
-        left = self.ledger.left if num_rounds is None else min(num_rounds, self.ledger.left)
         try:
+            self.begin(grid, initial_arrays)
+            left = self.ledger.left if num_rounds is None else min(num_rounds, self.ledger.left)
             result = super().start(grid, self._record(), left, timeout, train_config, evaluate_config, evaluate_fn)
             if not result.arrays:
                 result.arrays = self._record()
             self.send_accounts(grid)
             return result
         finally:
-            self.ledger.close()
+            if self._ledger is not None:
+                self._ledger.close()
 
     def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Enrol and plan, or go on with the run in the folder."""
@@ -227,42 +163,58 @@ class PrivateFedAvg(Strategy):
     def _enrolled(self, grid: Grid) -> Ledger:
         """Ask every node who it is, until enough have answered, and plan over them."""
         declared: dict[str, Mapping[str, Any]] = {}
+        disputed: set[str] = set()
         nodes: dict[str, int] = {}
         end = time.monotonic() + self._wait
         while True:
-            for node, answer in self._ask(grid, set(grid.get_node_ids()) - self._known, self._wait):
+            for node, answer in self._ask(grid, grid.get_node_ids(), self._wait):
                 name = str(answer.pop("key"))
-                # two nodes under one key are one client; where they disagree, neither is believed, and the key gets the strictest budget
-                declared[name] = answer if declared.get(name, answer) == answer else {}
+                if declared.setdefault(name, answer) != answer:  # two nodes under one key are one client; if they disagree, nobody's
+                    disputed.add(name)
                 nodes[name] = node
-            if len(declared) >= self._min_clients:
+            agreed = {name: answer for name, answer in declared.items() if name not in disputed}
+            if len(agreed) >= self._min_clients:
                 break
             if time.monotonic() > end:
-                raise SartorError(f"{len(declared)} clients have answered within {self._wait:g} s, and {self._min_clients} are needed.")
+                raise SartorError(f"{len(agreed)} clients have answered within {self._wait:g} s, and {self._min_clients} are needed.")
             time.sleep(_POLL)
-        found = enrol(declared, **self._enrolment)
+        found = enrol(agreed, **self._enrolment)
         made = plan(found.budgets, **self._wanted)
         ledger = Ledger.create(self.folder, made, found.keys, found.budgets, seeded=self._seed is not None)
         self._node_of = {place: nodes[key] for place, key in enumerate(found.keys)}
         return ledger
 
     def _ask(self, grid: Grid, nodes: Iterable[int], timeout: float) -> list[tuple[int, dict[str, Any]]]:
-        """What nodes declare; those without a key, and those that do not answer, are left out."""
-        asked = [Message(RecordDict(), dst_node_id=node, message_type=ENROL) for node in nodes]
+        """What nodes declare that have not answered yet; those without a key are left out, and those silent twice are not asked again."""
+        asked = [node for node in nodes if self._tries.get(node, 0) < _TRIES]
+        for node in asked:
+            self._tries[node] = self._tries.get(node, 0) + 1
+        messages = [Message(RecordDict(), dst_node_id=node, message_type=ENROL) for node in asked]
         found = []
-        for reply in grid.send_and_receive(asked, timeout=timeout) if asked else []:
-            self._known.add(reply.metadata.src_node_id)
-            answer = dict(reply.content.config_records.get(_RECORD, {})) if reply.has_content() else {}
+        for reply in grid.send_and_receive(messages, timeout=timeout) if messages else []:
+            node = reply.metadata.src_node_id
+            self._tries[node] = _TRIES
+            answer = dict(reply.content.config_records.get(RECORD, {})) if reply.has_content() else {}
             if "key" in answer:
-                found.append((reply.metadata.src_node_id, answer))
+                found.append((node, answer))
         return found
 
     def _link(self, grid: Grid, nodes: Iterable[int]) -> None:
-        """Which client speaks through a node that was not there before; a client that came back speaks through its new node alone."""
-        for node, answer in self._ask(grid, set(nodes) - self._known, min(self._wait, _ANSWER)):
+        """Which client speaks through a node that was not there before.
+
+        A client that came back speaks through its new node alone. One that now allows less than it is planned for is not asked any more:
+        it is charged for the rounds to come, as everyone is, and contributes nothing to them.
+        """
+        policy, delta = self._enrolment["policy"], self._enrolment["delta"]
+        for node, answer in self._ask(grid, nodes, min(self._wait, _ANSWER)):
             place = self.ledger.client(str(answer["key"]))
-            if place is not None:
+            if place is None:
+                continue
+            said, budgets = budget_of(answer, policy, delta), self.ledger.budgets
+            if said is None or (said[0] >= budgets.epsilon[place] and said[1] >= budgets.delta[place]):
                 self._node_of[place] = node
+            else:
+                self._node_of.pop(place, None)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Charge the round, draw for it, and ask those who were drawn and are there."""
@@ -272,7 +224,7 @@ class PrivateFedAvg(Strategy):
         self._round = Round(self.ledger.plan, self._sampler.draw(number), self._model, self._clip)
         self._token = secrets.token_hex(16)
         self._asked = {self._node_of[client]: client for client in self._round.drawn if self._node_of.get(client) in there}
-        settings = ConfigRecord({**config, "server-round": server_round})
+        settings = ConfigRecord({**config, "server-round": number + 1})
         content = RecordDict({"arrays": self._record(), "config": settings})
         return [Message(content, dst_node_id=node, message_type=MessageType.TRAIN, group_id=self._token) for node in self._asked]
 
@@ -304,7 +256,7 @@ class PrivateFedAvg(Strategy):
         there = set(grid.get_node_ids())
         nodes = {self.ledger.keys[place]: node for place, node in self._node_of.items() if node in there}
         messages = [
-            Message(RecordDict({_RECORD: ConfigRecord(account.to_json())}), dst_node_id=nodes[key], message_type=ACCOUNT)
+            Message(RecordDict({RECORD: ConfigRecord(account.to_json())}), dst_node_id=nodes[key], message_type=ACCOUNT)
             for key, account in self.ledger.client_accounts(list(nodes)).items()
         ]
         if messages:

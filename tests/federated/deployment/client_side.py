@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from sartor.federated.flower import private
+from sartor.federated.client import private
 
 trained = ClientApp()
 
