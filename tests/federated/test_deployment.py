@@ -209,7 +209,7 @@ def test_killed_nodes_bad_answers_and_a_killed_server_neither_stop_training_nor_
 
     # A new server on the same folder has one round left; b sends numbers that are none.
     (folder / "go").touch()
-    second = deployment.run("second", orders="b1:nan")
+    second = deployment.run("second", orders="b3:nan")
     deployment.until(lambda: second.poll() is not None, "the second run ends")
     assert "[ROUND 1/1]" in deployment.log("second").read_text()
     model = np.array(json.loads((folder / "model.json").read_text()))

@@ -162,11 +162,11 @@ def test_a_killed_run_goes_on_where_it_was(backend, tmp_path, monkeypatch):
     trainer = {"processes": "_networks", "vmap": "_stacked"}[backend]
     train, calls = getattr(module, trainer), []
 
-    def dies_at(limit, *arguments):
+    def dies_at(limit, task):
         if len(calls) == limit:
             raise Killed
-        calls.append(arguments[2])
-        return train(*arguments)
+        calls.append(task.numbers)
+        return train(task)
 
     expected = network_votes(backend=backend, seed=None, folder=tmp_path / "whole")
     seed = kept._manifest(tmp_path / "whole")["seed"]
