@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 from functools import partial
 
 import joblib
@@ -322,3 +324,34 @@ def test_bad_requests_say_what_is_wrong():
             request()
     with joblib.parallel_config(backend="threading"), pytest.raises(SartorError, match="threads"):
         network_votes()
+
+
+ON_RAY = """
+import joblib, numpy, ray
+from functools import partial
+from ray.util.joblib import register_ray
+from sartor.data import load
+from sartor.pate import NetworkTeachers, teacher_network
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+register_ray()
+data = load("digits")
+slices = [range(40 * i, 40 * i + 40) for i in range(6)]
+
+
+def votes(workers):
+    make = partial(teacher_network, data.shape, data.classes)
+    return NetworkTeachers(make, epochs=1, workers=workers, seed=0, progress=False).votes(data.train, slices, data.test.tensors[0])
+
+
+with joblib.parallel_config("ray"):
+    there = votes(2)
+assert numpy.array_equal(there, votes(1))
+"""
+
+
+@pytest.mark.long
+def test_teachers_on_ray_vote_as_those_here():
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'sartor[federated]'")
+    done = subprocess.run([sys.executable, "-c", ON_RAY], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
