@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -34,6 +35,20 @@ def write_private(path: Path, content: bytes, *, new: bool = False) -> None:
     finally:
         Path(name).unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def lock(path: Path, *, taken: str | None = None) -> int:
+    """Hold a lock until the descriptor that this gives is closed; wait for it, or refuse with the sentence `taken` where another has it."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _MODE)
+    except OSError as error:
+        raise SartorError(f"{path} cannot be written: {error.strerror}.") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if taken is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise SartorError(taken or "") from None
+    return descriptor
 
 
 def _link(name: str, path: Path, content: bytes) -> None:

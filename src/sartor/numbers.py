@@ -1,9 +1,11 @@
-"""Numbers as files carry them: JSON has no infinity, so infinity is the string "inf"."""
+"""Numbers as files and command lines carry them: JSON has no infinity, so infinity is the string "inf"; lists have commas."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
+
+from sartor.errors import SartorError
 
 
 def to_json_number(value: float) -> float | str:
@@ -18,3 +20,11 @@ def from_json_number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"a number was expected, not {type(value).__name__}")
     return float(value)
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """Numbers separated by commas."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise SartorError(f'{option} takes numbers separated by commas, not "{text}".') from None

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from sartor.cli.federate import _keep, _of_run
+from sartor.errors import SartorError
 from sartor.federated.task import Settings, Task
 
 REFUSED = {
@@ -68,6 +70,28 @@ def test_a_simulation_on_flower(tmp_path):
     assert found["groups"] == [{"epsilon": 20.0, "holders": 12, "spent": pytest.approx(20, rel=0.01)}]
     assert found["plan"]["scheme"] == "sample"
     assert json.loads((tmp_path / "run" / "ledger" / "rounds.json").read_text()) == {"charged": 3}
+
+
+def test_a_run_that_goes_on_deals_rows_and_budgets_as_when_it_began(tmp_path):
+    first, later = Settings(clients=20, seed=7), Settings(clients=20, seed=8)  # without --seed each call draws one of its own
+    assert _of_run(tmp_path / "run", first, None) == first
+    _keep(tmp_path / "run", first)
+    assert (tmp_path / "run" / "settings.json").stat().st_mode & 0o777 == 0o600
+    assert _of_run(tmp_path / "run", later, None) == first
+    with pytest.raises(SartorError, match=r"other settings \(clients, seed\)"):
+        _of_run(tmp_path / "run", Settings(clients=21, seed=8), 8)
+    (tmp_path / "run" / "settings.json").unlink()
+    (tmp_path / "run" / "ledger").mkdir()
+    (tmp_path / "run" / "ledger" / "clients.json").write_text("{}")
+    with pytest.raises(SartorError, match="cannot go on"):
+        _of_run(tmp_path / "run", first, None)
+
+
+def test_other_settings_for_a_run_are_refused_by_the_command(run, tmp_path):
+    _keep(tmp_path, Settings(clients=20, seed=7))
+    code, _, err = run("federate", "--clients", "30", "--out", tmp_path)
+    assert code == 2
+    assert "was begun with other settings (clients)" in err
 
 
 def test_a_task_is_the_same_in_every_process():

@@ -101,6 +101,15 @@ def start(folder, grid, *, rounds=1, per_round=None, num_rounds=None, **options)
     return strategy, {name: array.numpy() for name, array in result.arrays.items()}
 
 
+def begun(folder, *, clients, rounds):
+    """A run over public clients, enrolled and planned, before its first round."""
+    grid = LocalGrid(public(clients))
+    strategy = PrivateFedAvg(str(folder), rounds=rounds, per_round=clients, min_clients=clients, wait=0.2)
+    with pytest.warns(sartor.NoNoise):
+        strategy.begin(grid, record())
+    return grid, strategy
+
+
 def _nothing():
     import contextlib
 
@@ -158,10 +167,7 @@ def test_an_answer_is_used_once_and_late_ones_never(tmp_path):
 
 
 def test_a_client_that_drops_out_contributes_zero_and_is_charged_like_everyone(tmp_path):
-    grid = LocalGrid(public(4))
-    strategy = PrivateFedAvg(str(tmp_path), rounds=2, per_round=4, min_clients=4, wait=0.2)
-    with pytest.warns(sartor.NoNoise):
-        strategy.begin(grid, record())
+    grid, strategy = begun(tmp_path, clients=4, rounds=2)
     grid.down.add(11)
     grid.gone.add(12)
     for number in (1, 2):
@@ -173,10 +179,7 @@ def test_a_client_that_drops_out_contributes_zero_and_is_charged_like_everyone(t
 
 
 def test_a_node_that_comes_back_under_another_number_keeps_its_account(tmp_path):
-    grid = LocalGrid(public(3))
-    strategy = PrivateFedAvg(str(tmp_path), rounds=3, per_round=3, min_clients=3, wait=0.2)
-    with pytest.warns(sartor.NoNoise):
-        strategy.begin(grid, record())
+    grid, strategy = begun(tmp_path, clients=3, rounds=3)
     grid.gone.add(11)
     grid.nodes[77] = node(1, moves((1.0, 0, 0)))  # another node: the same key
     grid.nodes[78] = node(9, moves((1.0, 0, 0)), epsilon="inf", delta=1e-3)  # too late for this plan
@@ -190,10 +193,7 @@ def test_a_node_that_comes_back_under_another_number_keeps_its_account(tmp_path)
 
 
 def test_a_client_that_comes_back_with_a_stricter_budget_is_not_asked_any_more(tmp_path):
-    grid = LocalGrid(public(3))
-    strategy = PrivateFedAvg(str(tmp_path), rounds=3, per_round=3, min_clients=3, wait=0.2)
-    with pytest.warns(sartor.NoNoise):
-        strategy.begin(grid, record())
+    grid, strategy = begun(tmp_path, clients=3, rounds=3)
     grid.gone.add(11)
     grid.nodes[77] = node(1, moves((1.0, 0, 0)), epsilon=0.5, delta=1e-3)
     messages = strategy.configure_train(1, record(), ConfigRecord(), grid)
@@ -222,10 +222,7 @@ def test_a_folder_is_free_again_after_an_error(tmp_path):
 
 
 def test_a_round_is_charged_before_anyone_is_asked(tmp_path):
-    grid = LocalGrid(public(3))
-    strategy = PrivateFedAvg(str(tmp_path), rounds=3, per_round=3, min_clients=3, wait=0.2)
-    with pytest.warns(sartor.NoNoise):
-        strategy.begin(grid, record())
+    grid, strategy = begun(tmp_path, clients=3, rounds=3)
     assert json.loads((tmp_path / "rounds.json").read_text()) == {"charged": 0}
     strategy.configure_train(1, record(), ConfigRecord(), grid)
     assert json.loads((tmp_path / "rounds.json").read_text()) == {"charged": 1}

@@ -88,6 +88,15 @@ def test_a_broken_ledger_is_refused_with_one_sentence(tmp_path, broken):
         Ledger(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("count", [-1, 5, "2", True, 1.5, None])
+def test_a_count_of_rounds_that_cannot_be_is_refused_and_the_folder_let_go(tmp_path, count):
+    made(tmp_path).close()
+    (tmp_path / "rounds.json").write_text(json.dumps({"charged": count}))
+    for _ in range(2):
+        with pytest.raises(SartorError, match="count of rounds"):
+            Ledger(tmp_path)
+
+
 def test_a_ledger_changed_by_hand_to_spend_more_is_refused(tmp_path):
     made(tmp_path).close()
     document = json.loads((tmp_path / "clients.json").read_text())

@@ -11,8 +11,9 @@ import numpy as np
 import typer
 
 import sartor
-from sartor.cli.output import initial_weights, numbers, print_json, say, show, working
+from sartor.cli.output import initial_weights, print_json, say, show, working
 from sartor.errors import SartorError
+from sartor.numbers import numbers
 
 _SHARE, _DELTA = (0.34, 0.43, 0.23), 1e-4
 _MODEL = "logistic"

@@ -12,13 +12,16 @@ import sys
 import tempfile
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sartor.cli.output import print_json, show, working
+from sartor.documents import read_json
 from sartor.errors import SartorError
+from sartor.files import write_private
 
 if TYPE_CHECKING:
     from sartor.federated.task import Settings
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 _NO_CLIP = 1e9  # of a run without privacy: no update is as long
 _EVALUATIONS = 20
 _RESULT = "sartor-result: "
+_LEDGER, _SETTINGS = "ledger", "settings.json"
 _BUDGETS = {"epsilon": "1,2,3", "share": "0.34,0.43,0.23"}
 _PATHS = ("data", "budgets", "policy")
 
@@ -71,9 +75,13 @@ def federate(
     if (engine == "deployment") != (superlink is not None):
         raise SartorError("--engine deployment is followed by the address of a SuperLink, and only that.")
     settings, options = _asked(given)
+    if out is not None:
+        settings = _of_run(Path(out), settings, seed)
     task = _checked(settings, options)
+    if out is not None:
+        _keep(Path(out), settings)
     with tempfile.TemporaryDirectory(prefix="sartor-") as temporary:
-        folder = Path(out or temporary) / "ledger"
+        folder = Path(out or temporary) / _LEDGER
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -128,6 +136,34 @@ def _asked(given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
     return settings, options
 
 
+def _of_run(folder: Path, settings: Settings, seed: int | None) -> Settings:
+    """The settings of the run in a folder, where there is one: who holds which rows under which budget is drawn once, when a run begins."""
+    from sartor.federated.ledger import Ledger
+    from sartor.federated.task import Settings
+
+    path = folder / _SETTINGS
+    if not path.exists():
+        if Ledger.is_in(folder / _LEDGER):
+            raise SartorError(f"the run in {folder} does not say how it was begun, so it cannot go on; a new run needs a new folder.")
+        return settings
+    kept = Settings.read(read_json(path, "the run's"))
+    asked = replace(settings, seed=kept.seed if seed is None else seed)
+    other = [name for name, value in asked.to_json().items() if value != kept.to_json()[name]]
+    if other:
+        raise SartorError(f"the run in {folder} was begun with other settings ({', '.join(other)}); a new run needs a new folder.")
+    return kept
+
+
+def _keep(folder: Path, settings: Settings) -> None:
+    """Keep with a run what it is begun with; the split's seed says whose rows are whose, so the file is for its owner alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SartorError(f"{folder} cannot be made: {error.strerror}.") from None
+    if not (folder / _SETTINGS).exists():
+        write_private(folder / _SETTINGS, text.dumps(settings.to_json()).encode(), new=True)
+
+
 def _checked(settings: Settings, options: dict[str, Any]) -> Any:
     """The task of these settings, read and planned once here, so that what is wrong is said before an engine starts."""
     from sartor.federated.plan import AdaptiveClip, plan
@@ -157,6 +193,7 @@ def _simulated(settings: Settings, options: dict[str, Any], clients: int, _: str
     options.update(min_clients=clients, wait=600.0)
     failed: list[BaseException] = []
     result = Path(options["folder"]) / app.RESULT
+    result.unlink(missing_ok=True)  # of a server before this one
     with bar("rounds", options["rounds"]) as advance:
         server = app.server_app(settings, options, lambda number, accuracy: advance(number))
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sartor.budgets import Budgets, Policy
 from sartor.errors import SartorError
+from sartor.numbers import numbers
 
 
 def say(sentence: str) -> None:
@@ -54,14 +55,6 @@ def initial_weights(seed: int | None) -> Iterator[None]:
         else:
             torch.manual_seed(seed)
         yield
-
-
-def numbers(text: str, option: str) -> list[float]:
-    """Numbers separated by commas."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise SartorError(f'{option} takes numbers separated by commas, not "{text}".') from None
 
 
 def budgets_from(

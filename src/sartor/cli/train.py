@@ -12,8 +12,9 @@ import typer
 
 import sartor
 from sartor.budgets import Budgets, Policy
-from sartor.cli.output import budgets_from, initial_weights, numbers, print_json, say, show, working
+from sartor.cli.output import budgets_from, initial_weights, print_json, say, show, working
 from sartor.errors import SartorError
+from sartor.numbers import numbers
 
 
 class Defaults(NamedTuple):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from sartor.errors import SartorError
 from sartor.federated.flower import PrivateFedAvg, private
@@ -95,7 +96,7 @@ def run(grid: Grid, made: Task, options: dict[str, Any], report: Report | None =
         "plan": strategy.ledger.plan.to_json(),
         "groups": [{key: group[key] for key in ("epsilon", "holders", "spent")} for group in account["groups"]],
     }
-    torch.save(result.arrays.to_torch_state_dict(), Path(folder) / "model.pt")
+    save_file(result.arrays.to_torch_state_dict(), Path(folder) / "model.safetensors")
     (Path(folder) / RESULT).write_text(json.dumps(found, indent=2))
     return found
 

@@ -13,7 +13,6 @@ Breaks if: the folder is copied and served twice, or put back to an older state.
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
@@ -26,7 +25,7 @@ from sartor.budgets import Budgets
 from sartor.documents import read_json
 from sartor.errors import SartorError
 from sartor.federated.plan import FederatedPlan
-from sartor.files import write_private
+from sartor.files import lock, write_private
 from sartor.numbers import from_json_number, to_json_number
 from sartor.sgd.account import Account
 from sartor.sgd.run import Exhausted
@@ -75,14 +74,14 @@ class Ledger:
                 reserve=document["reserve"],
             )
             self.seeded = bool(document["seeded"])
-            self._charged = int(read_json(self.folder / _ROUNDS, "the ledger's")["charged"])
+            self._charged = _whole(read_json(self.folder / _ROUNDS, "the ledger's")["charged"], self.plan.rounds)
             self._group = self.plan.accounted.groups_of(self.budgets)
-        except (KeyError, TypeError):
-            self.close()
-            raise SartorError(f"{self.folder} holds no ledger that can be read.") from None
         except SartorError:
             self.close()
             raise
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self.close()
+            raise SartorError(f"{self.folder} holds no ledger that can be read.") from None
         self._place = {key: i for i, key in enumerate(self.keys)}
 
     @classmethod
@@ -203,13 +202,10 @@ class Ledger:
 
 
 def _locked(folder: Path) -> int:
-    try:
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise SartorError(f"{folder} holds no ledger, or none that this server may write to: {error.strerror}.") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise SartorError(f"another server is running on {folder}: two would spend the same budgets.") from None
-    return descriptor
+    return lock(folder / _LOCK, taken=f"another server is running on {folder}: two would spend the same budgets.")
+
+
+def _whole(value: Any, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise SartorError("the ledger's count of rounds is not one that its plan could have.")
+    return value

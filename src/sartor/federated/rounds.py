@@ -5,7 +5,8 @@ Guarantee: what `release` gives is a sum in which each drawn client has one vect
 Proof: `add` takes an answer only from a client that was drawn and has not answered, checks and clips it before it touches a sum, and
     `release` can be called once. A client that fails, is late or sends what is no update leaves both sums as they are: it contributes zero,
     which the plan charges like any other draw.
-Breaks if: sums are looked at before `release`; a round's events are shown to anyone (they follow who was drawn).
+Breaks if: sums are looked at before `release`; a round's events are shown to anyone (they follow who was drawn); two rounds of one step are
+    released under one stream, whose noise they would share.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from sartor.errors import SartorError
 from sartor.federated import splits
 from sartor.federated.local import accuracy, train_locally
 from sartor.models import registry
+from sartor.numbers import numbers
 
 DATASETS = ("digits", "fashion-mnist", "mnist")
 
@@ -71,7 +72,7 @@ class Task:
     def rows(self) -> list[NDArray[np.int64]]:
         """The rows of each client."""
         labels, given = self.data.train.tensors[1].numpy(), self.settings
-        kind, *numbers = given.split.split(":")
+        kind, *rest = given.split.split(":")
         if kind == "writer":
             if given.dataset != "mnist":
                 raise SartorError(f"the writers of {given.dataset} are not known; --split writer goes with mnist.")
@@ -79,7 +80,7 @@ class Task:
 
             return splits.by_owner(read_writers(given.data or None, labels))
         try:
-            values = [float(number) for number in numbers]
+            values = [float(number) for number in rest]
         except ValueError:
             raise SartorError(f'--split {given.split} has something that is not a number after "{kind}:".') from None
         if kind == "iid" and not values:
@@ -99,11 +100,11 @@ class Task:
     def budgets(self) -> Budgets:
         """The budget of each client, by its number."""
         given = self.settings
-        deltas = _numbers(given.delta, "--delta")
+        deltas = numbers(given.delta, "--delta")
         if given.budgets:
             policy = Policy.from_toml(given.policy) if given.policy else None
             return Budgets.from_csv(given.budgets, delta=deltas[0], policy=policy, holders=[str(i) for i in range(self.clients)])
-        epsilon, share = _numbers(given.epsilon, "--epsilon"), _numbers(given.share, "--share") if given.share else [1.0]
+        epsilon, share = numbers(given.epsilon, "--epsilon"), numbers(given.share, "--share") if given.share else [1.0]
         return Budgets.from_shares(epsilon, share, holders=self.clients, delta=deltas[0] if len(deltas) == 1 else deltas, seed=given.seed)
 
     def network(self) -> nn.Module:
@@ -135,10 +136,3 @@ class Task:
 def task(settings: Settings) -> Task:
     """The task of these settings, made once in a process."""
     return Task(settings)
-
-
-def _numbers(text: str, option: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise SartorError(f'{option} takes numbers separated by commas, not "{text}".') from None

@@ -11,7 +11,6 @@ Breaks if: the file is copied, or put back from a copy: then the account forgets
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import io
 import json
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from sartor.accounting import rdp
 from sartor.errors import Infeasible, SartorError
-from sartor.files import write_private
+from sartor.files import lock, write_private
 from sartor.pate import smooth
 from sartor.pate.aggregators import GNMax
 from sartor.pate.costs import Accountant
@@ -168,12 +167,8 @@ class SavedVotes:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Nobody else aggregates from the same file meanwhile."""
+        descriptor = lock(Path(f"{self.path}.lock"))
         try:
-            descriptor = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, _MODE)
-        except OSError as error:
-            raise SartorError(f"{self.path}.lock cannot be written: {error.strerror}.") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
