@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sartor
+from sartor import files
 from sartor.pate import store, voting
 from sartor.pate.aggregators import Confident, GNMax
 from sartor.pate.plan import PatePlan, plan
@@ -179,7 +180,7 @@ def test_an_account_that_is_not_written_is_caught(monkeypatch, tmp_path):
 
 
 def test_aggregations_at_once_without_a_lock_are_caught(monkeypatch, tmp_path):
-    monkeypatch.setattr(store.fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(files.fcntl, "flock", lambda *_: None)
     test_store.saved(tmp_path / "votes")
     found = test_store.aggregations_at_once(tmp_path / "votes")
     accounts = test_store.SavedVotes(tmp_path / "votes").accounts
