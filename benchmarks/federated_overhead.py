@@ -10,6 +10,7 @@ import itertools
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -33,7 +34,7 @@ class Both(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer the strategy that asks, which says so in its configuration."""
-        config = message.content.config_records.get("config", {})
+        config: Mapping[str, Any] = message.content.config_records.get("config", {})
         return (self._plain if config.get("plain") else self._private)(message, context)
 
 
