@@ -159,7 +159,7 @@ def test_an_answer_is_used_once_and_late_ones_never(tmp_path):
     def extra(replies):
         training = [reply for reply in replies if reply.metadata.message_type == "train"]
         late, kept[:] = list(kept), training
-        return [*replies, *training[:1], *late]  # one answers twice, and the last round's come again
+        return [*late, *replies, *training[:1]]  # the last round's come again before this one's, and one answers twice
 
     grid.extra = extra
     _, arrays = start(tmp_path, grid, rounds=3)
