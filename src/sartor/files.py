@@ -66,8 +66,11 @@ def _link(name: str, path: Path, content: bytes) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make sure that names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise SartorError(f"{folder} cannot be brought to the disk: {error.strerror}.") from None

@@ -131,3 +131,9 @@ def test_a_plan_survives_json_and_is_checked_again():
 def test_an_adaptive_clip_that_is_none_is_refused(wrong):
     with pytest.raises(SartorError):
         federated.AdaptiveClip(**wrong)
+
+
+def test_an_adaptive_clip_needs_everyone_in_every_round():
+    budgets = sartor.Budgets.from_groups([(1.0, 50), (2.0, 50)], delta=1e-3)
+    with pytest.raises(SartorError, match="take turns"):
+        federated.plan(budgets, "sequential", rounds=20, per_round=20, accountant="rdp", adaptive=federated.AdaptiveClip(noise=20.0))

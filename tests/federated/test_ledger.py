@@ -91,10 +91,45 @@ def test_a_broken_ledger_is_refused_with_one_sentence(tmp_path, broken):
 @pytest.mark.parametrize("count", [-1, 5, "2", True, 1.5, None])
 def test_a_count_of_rounds_that_cannot_be_is_refused_and_the_folder_let_go(tmp_path, count):
     made(tmp_path).close()
-    (tmp_path / "rounds.json").write_text(json.dumps({"charged": count}))
+    (tmp_path / "rounds.json").write_text(json.dumps({"charged": count, "withdrawn": []}))
     for _ in range(2):
-        with pytest.raises(SartorError, match="count of rounds"):
+        with pytest.raises(SartorError, match="could not have"):
             Ledger(tmp_path)
+
+
+@pytest.mark.parametrize("left", ["rounds.json", "state.pt"])
+def test_what_is_left_of_a_run_is_no_reason_to_begin_again(tmp_path, left):
+    with made(tmp_path) as ledger:
+        ledger.charge()
+        ledger.save({"clip": 1.0})
+        plan, keys, budgets = ledger.plan, ledger.keys, ledger.budgets
+    for name in {"clients.json", "rounds.json", "state.pt"} - {left}:
+        (tmp_path / name).unlink()
+    with pytest.raises(SartorError, match="holds a run already"):
+        Ledger.create(tmp_path, plan, keys, budgets)
+    with pytest.raises(SartorError):
+        Ledger(tmp_path)
+
+
+def test_who_has_withdrawn_stays_so_under_the_next_server(tmp_path):
+    with made(tmp_path) as ledger:
+        ledger.withdraw(1)
+        ledger.charge()
+    with Ledger(tmp_path) as again:
+        assert again.withdrawn == {1}
+        assert again.charged == 1
+    (tmp_path / "rounds.json").write_text(json.dumps({"charged": 1, "withdrawn": [10**6]}))
+    with pytest.raises(SartorError, match="could not have"):
+        Ledger(tmp_path)
+
+
+def test_a_state_that_is_none_is_refused(tmp_path):
+    import torch
+
+    with made(tmp_path) as ledger:
+        torch.save([1], tmp_path / "state.pt")
+        with pytest.raises(SartorError, match="no state"):
+            ledger.saved()
 
 
 def test_a_ledger_changed_by_hand_to_spend_more_is_refused(tmp_path):
@@ -150,14 +185,20 @@ def test_declarations_become_budgets_by_key():
         "c": {"level": "unheard of"},
         "e": {"epsilon": -1.0},
         "f": {"epsilon": "much"},
+        "g": {"epsilon": 0.1, "delta": 0.0},
+        "h": {"delta": 1e-9},
+        "i": {"level": "open", "epsilon": 3.0},
+        "j": {"level": "open", "delta": 1e-9},
     }
     found = enrol(declared, policy=policy, delta=1e-5)
     budgets = dict(zip(found.keys, zip(found.budgets.epsilon.tolist(), found.budgets.delta.tolist(), strict=True), strict=True))
-    strictest = (2.0, 1e-6)
-    assert budgets == {"a": (2.0, 1e-6), "b": (8.0, 1e-5), **dict.fromkeys("cdef", strictest)}
+    # who says nothing gets the strictest; who says what cannot be used meant something else, and takes no part
+    assert budgets == {"a": (2.0, 1e-6), "b": (8.0, 1e-5), "d": (2.0, 1e-9), "i": (3.0, 1e-5), "j": (8.0, 1e-9)}
+    assert found.refused == 5
     refused = enrol(declared, policy=policy, delta=1e-5, undeclared="refuse")
-    assert refused.keys == ("a", "b")
-    assert refused.refused == 4
+    assert refused.keys == ("a", "b", "i", "j")
+    assert refused.refused == 6
+    assert enrol({"a": {"epsilon": 1.0, "delta": 1e-5}, "b": {"epsilon": 0.1}}).keys == ("a",)  # a delta is nobody's to choose
 
 
 def test_without_a_declared_budget_nobody_is_given_one():

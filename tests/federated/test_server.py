@@ -51,7 +51,29 @@ def test_arrays_keep_their_types_and_counters_their_values():
     assert [part.tolist() for part in found] == [[1.0, 1.0], 7]
 
 
-@pytest.mark.parametrize(("model", "options"), [([np.zeros(1)], {"lr": 0}), ([np.zeros(1)], {"name": "sdg"}), ([np.array(1)], {})])
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ([np.zeros(1)], {"lr": 0}),
+        ([np.zeros(1)], {"name": "sdg"}),
+        ([np.array(1)], {}),
+        ([np.zeros(1)], {"momentum": -5.0}),
+        ([np.zeros(1)], {"momentum": 1.0}),
+        ([np.zeros(1)], {"momentum": float("nan")}),
+        ([np.zeros(1), np.zeros(1, complex)], {}),
+    ],
+)
 def test_bad_requests_are_refused(model, options):
     with pytest.raises(SartorError):
         ServerOptimizer(model, **options)
+
+
+@pytest.mark.parametrize("broken", [{}, {"parameters": None}, {"parameters": [1], "optimizer": {}}, {"x": 1}])
+def test_a_state_of_another_server_is_refused(broken):
+    server = ServerOptimizer([np.zeros(3)])
+    with pytest.raises(SartorError, match="state"):
+        server.load(broken)
+    with pytest.raises(SartorError, match="another model"):
+        server.load(ServerOptimizer([np.zeros((2, 3))]).state())
+    with pytest.raises(SartorError, match="state"):
+        ServerOptimizer([np.zeros(3)], "adam").load({**server.state(), "optimizer": {}})

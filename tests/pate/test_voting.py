@@ -346,6 +346,19 @@ def test_a_voting_that_asked_nothing_has_spent_nothing():
     assert np.all(last.spent == 0)
 
 
+def test_votings_together_are_sensitive_if_one_was():
+    found = plan(sartor.Budgets.from_groups([(3.0, 60)], delta=1e-5), teachers=10, aggregator=GNMax(noise=20.0))
+    votes = random_votes(50, 10, 3, 1)[0]
+    by_noise = voting.aggregate(found, votes, 3, labels=2, stream=Stream(seed=1)).account
+    with pytest.warns(voting.DataDependent):
+        by_votes = voting.aggregate(found, votes, 3, labels=2, bound="dependent", stream=Stream(seed=2)).account
+    for total in (by_noise + by_votes, by_votes + by_noise, by_votes + by_votes):
+        assert total.sensitive
+        assert not total.to_json()["private"]
+        assert np.all(total.spent > by_votes.spent)
+    assert not (by_noise + by_noise).sensitive
+
+
 @pytest.mark.parametrize("accountant", [Accountant.paper(), Accountant.fine()], ids=["paper", "fine"])
 def test_nobody_has_spent_anything_before_the_first_query_by_any_accountant(accountant):
     found = plan(sartor.Budgets.from_groups([(0.1, 30)], delta=1e-5), teachers=5, aggregator=GNMax(noise=5.0))

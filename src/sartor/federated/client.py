@@ -5,6 +5,7 @@ Flower starts a process for every message to a client, so what this imports is p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ except ImportError as error:
 ENROL, ACCOUNT = "query.sartor_enrol", "query.sartor_account"
 RECORD = "sartor"
 
+_log = logging.getLogger(__name__)
+
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 Given = str | float | Callable[[Context], Any] | None
 
@@ -25,8 +28,9 @@ def client_mod(key: Given = None, *, level: Given = None, epsilon: Given = None,
     """What a client adds to its app: it declares a key and a budget when asked, keeps its metrics, and keeps the account that it is sent.
 
     Each is a value or a function of the client's `Context`. What the node's configuration says goes before it: `client-key`, and
-    `privacy-level`, or `epsilon` and `delta`; without a key of either kind it is the `partition-id` of a simulation. The key must be the
-    same after a restart, and nobody else's.
+    `privacy-level` or `epsilon` (the stricter, where it says both), and `delta`; without a key of either kind it is the `partition-id` of a
+    simulation. The key must be the same after a restart, and nobody else's. Where the app fails, why is for the client's own log: the
+    server gets an empty answer.
     """
 
     def mod(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
@@ -36,10 +40,12 @@ def client_mod(key: Given = None, *, level: Given = None, epsilon: Given = None,
         if kind == ACCOUNT:
             context.state[f"{RECORD}-account"] = ConfigRecord(dict(message.content.config_records[RECORD]))
             return Message(RecordDict(), reply_to=message)
-        reply = call(message, context)
-        if not reply.has_content():
-            return reply
-        arrays = reply.content.array_records if kind.startswith(MessageType.TRAIN) else {}
+        try:
+            reply = call(message, context)
+        except Exception:
+            _log.exception("this client's app failed; the server gets an empty answer")
+            return Message(RecordDict(), reply_to=message)
+        arrays = reply.content.array_records if reply.has_content() and kind.startswith(MessageType.TRAIN) else {}
         return Message(RecordDict(dict(arrays)), reply_to=message)
 
     return mod
@@ -72,12 +78,12 @@ def _declaration(context: Context, key: Given, level: Given, epsilon: Given, del
     found: dict[str, Any] = {}
     name = said("client-key", key)
     name = node.get("partition-id") if name is None else name
-    if name is not None:
+    if name is not None and str(name):
         found["key"] = str(name)
-    chosen = None if "epsilon" in node else said("privacy-level", level)
-    if chosen is not None:
-        return {**found, "level": str(chosen)}
-    allowed, own = said("epsilon", epsilon), said("delta", delta)
-    if allowed is not None:
-        found["epsilon"] = float(allowed)
-    return found if own is None else {**found, "delta": float(own)}
+    by_node = "privacy-level" in node or "epsilon" in node
+    chosen = node.get("privacy-level") if by_node else said("privacy-level", level)
+    allowed = node.get("epsilon") if by_node else said("epsilon", epsilon)
+    own = said("delta", delta)
+    declared = {"level": chosen, "epsilon": allowed, "delta": own}
+    # as text where it is no number: the server refuses it, and nobody is given another budget instead
+    return {**found, **{name: value if isinstance(value, str) else float(value) for name, value in declared.items() if value is not None}}

@@ -1,7 +1,8 @@
 """Who takes part with which budget: what clients declared becomes keys and budgets, each under its own key.
 
-A client declares a level of the server's policy, or numbers of its own. What a client without a (valid) declaration gets is the server's
-choice: the strictest budget among the others, or nothing.
+A client declares a level of the server's policy, numbers of its own, or both, of which the stricter holds. What a client that declares
+nothing gets is the server's choice: the strictest budget among the others, or no part. One that declares what cannot be used takes no
+part: any default could be more than it meant to allow.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def enrol(
     if undeclared not in ("strictest", "refuse"):
         raise SartorError(f'clients without a budget get the "strictest" or are refused ("refuse"), not "{undeclared}".')
     keys = sorted(declared)
-    found = {key: budget_of(declared[key], policy, delta) for key in keys}
+    found = {key: budget_of(declared[key], policy, delta) for key in keys if declares(declared[key])}
     known = [budget for budget in found.values() if budget is not None]
     if not known:
         raise SartorError("no client declared a budget that can be used, so there is no strictest one for the others either.")
@@ -54,8 +55,7 @@ def enrol(
     default = None  # among public clients alone nobody has set a limit that could stand for another's
     if undeclared == "strictest" and finite:
         default = min(epsilon for epsilon, _ in finite), min(own for _, own in finite)
-    taken = {key: budget if budget is not None else default for key, budget in found.items()}
-    kept = [(key, budget) for key, budget in taken.items() if budget is not None]
+    kept = [(key, budget) for key in keys if (budget := found.get(key, default)) is not None]
     budgets = Budgets(
         [epsilon for _, (epsilon, _) in kept],
         delta=np.array([own for _, (_, own) in kept]),
@@ -65,12 +65,26 @@ def enrol(
     return Enrolled(tuple(key for key, _ in kept), budgets, len(keys) - len(kept))
 
 
+def declares(declared: Mapping[str, Any]) -> bool:
+    """Whether a client said anything about its budget."""
+    return any(name in declared for name in ("level", "epsilon", "delta"))
+
+
 def budget_of(declared: Mapping[str, Any], policy: Policy | None, delta: float | None) -> tuple[float, float] | None:
-    """The budget of one declaration; None where there is none that can be used."""
+    """The budget of one declaration, the strictest of all that it says; None where any of it cannot be used."""
+    said: list[tuple[float, float]] = []
     if "level" in declared:
-        return None if policy is None else policy.levels.get(str(declared["level"]))
+        level = None if policy is None else policy.levels.get(str(declared["level"]))
+        if level is None:
+            return None
+        said.append(level)
     try:
-        epsilon, own = float(declared["epsilon"]), float(declared.get("delta", np.nan if delta is None else delta))
-    except (KeyError, TypeError, ValueError):
+        if "epsilon" in declared:
+            said.append((float(declared["epsilon"]), float(declared.get("delta", np.nan if delta is None else delta))))
+        elif "delta" in declared and said:
+            said.append((said[0][0], float(declared["delta"])))
+    except (TypeError, ValueError):
         return None
-    return (epsilon, own) if epsilon > 0 and 0 < own < 1 else None
+    if not said or not all(epsilon > 0 and 0 < own < 1 for epsilon, own in said):
+        return None
+    return min(epsilon for epsilon, _ in said), min(own for _, own in said)

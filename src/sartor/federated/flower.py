@@ -9,16 +9,18 @@
 
 Guarantee: that of `sartor.federated.plan`, for every client by its key, with charges as in `sartor.federated.ledger`. Who was drawn, which
     client failed and what clients measured are neither logged nor returned.
-Breaks if: somebody else speaks under a client's key (use Flower's authentication of SuperNodes where nodes are not trusted); the server or
-    its log of messages is open to others: it sees every update, as in all central differential privacy; clients are told apart by how
-    long a round takes.
+Breaks if: somebody else speaks under a client's key: they take its part and are sent its account (use Flower's authentication of SuperNodes
+    where nodes are not trusted); the server or its log of messages is open to others: it sees every update, as in all central differential
+    privacy; clients are told apart by how long a round takes.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 from sartor.budgets import Policy
 from sartor.errors import SartorError
 from sartor.federated.client import ACCOUNT, ENROL, RECORD, client_mod, private
-from sartor.federated.enrolment import Undeclared, budget_of, enrol
+from sartor.federated.enrolment import Undeclared, budget_of, declares, enrol
 from sartor.federated.ledger import Ledger
 from sartor.federated.plan import AdaptiveClip, plan
 from sartor.federated.rounds import Round
@@ -52,9 +54,10 @@ class PrivateFedAvg(Strategy):
 
     `folder` keeps the clients, their accounts and the server's state; a server that starts again on it goes on where it was. `rounds`,
     `per_round` (the expected number of clients), `scheme`, `clip`, `accountant`, `adaptive` and further options make the plan, over the
-    clients that answer until `min_clients` have done so (or `wait` seconds are over). `policy` gives the levels that clients choose from,
-    `delta` stands for those who declare an epsilon alone, and `undeclared` says what a client without a budget gets. `optimizer`, `lr` and
-    `momentum` are the server's. `seed` is for tests: a seeded run is not private.
+    clients that have answered when there are `min_clients` of them; fewer within `wait` seconds are an error, also where a server starts
+    again. A round needs at least one client that is there, and is not charged before one is. `policy` gives the levels that clients choose
+    from, `delta` stands for those who declare an epsilon alone, and `undeclared` says what a client gets that declares nothing.
+    `optimizer`, `lr` and `momentum` are the server's. `seed` is for tests: a seeded run is not private.
     """
 
     def __init__(
@@ -87,7 +90,10 @@ class PrivateFedAvg(Strategy):
         self._server: dict[str, Any] = {"name": optimizer, "lr": lr, "momentum": momentum}
         self._seed = seed
         self._ledger: Ledger | None = None
-        self._node_of: dict[int, int] = {}
+        self._declared: dict[str, Mapping[str, Any]] = {}
+        self._disputed: set[str] = set()
+        self._speaker: dict[str, int] = {}
+        self._heard: set[int] = set()
         self._tries: dict[int, int] = {}
 
     @property
@@ -125,105 +131,139 @@ class PrivateFedAvg(Strategy):
 
     def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Enrol and plan, or go on with the run in the folder."""
-        self._names = list(initial_arrays)
+        self._names, arrays = list(initial_arrays), [array.numpy() for array in initial_arrays.values()]
+        self._optimizer = ServerOptimizer(arrays, **self._server)
+        self._heard, self._tries = set(), {}
         if Ledger.is_in(self.folder):
             self._ledger = Ledger(self.folder)
-            self._check_same(self._ledger)
-            self._link(grid, grid.get_node_ids())
+            self._check_same(self._ledger, arrays)
+            self._meet(grid, self._min_clients)
         else:
-            self._ledger = self._enrolled(grid)
+            self._ledger = self._enrolled(grid, arrays)
         ledger = self._ledger
-        # coins and noise of this process alone: whatever a server before it has shown was under others
-        self._stream = Stream(None if self._seed is None else hash((self._seed, ledger.charged)))
+        # without a seed, coins and noise of this process alone; with one, those of the rounds that are left
+        self._stream = Stream(self._seed)
         if self._stream.seeded and not ledger.seeded:
             raise SartorError("a seed cannot continue a private run.")
         self._sampler = PoissonSampler(ledger.plan.accounted, ledger.budgets, self._stream)
-        self._optimizer = ServerOptimizer([array.numpy() for array in initial_arrays.values()], **self._server)
         self._clip = ledger.plan.accounted.clip
         saved = ledger.saved()
         if saved is not None:
-            self._optimizer.load(saved["server"])
-            self._clip = float(saved["clip"])
+            self._optimizer.load(saved.get("server", {}))
+            self._clip = float(saved.get("clip", np.nan))
         self._model: list[NDArray[Any]] = self._optimizer.model
         self._round: Round | None = None
         self._token = ""
 
-    def _check_same(self, ledger: Ledger) -> None:
-        """Whether the run in the folder is the one that is asked for."""
-        made = ledger.plan
-        planned = {"rounds": made.rounds, "per_round": made.per_round, "scheme": made.accounted.scheme, "clip": made.accounted.clip}
-        planned.update(accountant=made.accounted.accountant, adaptive=made.adaptive)
-        other = [name for name, value in planned.items() if self._wanted[name] != value]
-        if other:
-            ledger.close()
-            raise SartorError(
-                f"the run in {self.folder} was planned with other settings ({', '.join(other)}); a new run needs a new folder."
-            )
+    def _settings(self, arrays: list[NDArray[Any]]) -> dict[str, Any]:
+        """What must stay the same while a run lasts, as JSON has it."""
+        policy, adaptive = self._enrolment["policy"], self._wanted["adaptive"]
+        found = {**self._wanted, **self._enrolment, **{f"server's {name}": value for name, value in self._server.items()}}
+        found["adaptive"] = None if adaptive is None else asdict(adaptive)
+        found["policy"] = None if policy is None else {name: [repr(value) for value in level] for name, level in policy.levels.items()}
+        found["arrays"] = [[name, list(array.shape), array.dtype.str] for name, array in zip(self._names, arrays, strict=True)]
+        plain: dict[str, Any] = json.loads(json.dumps(found, default=repr))
+        return plain
 
-    def _enrolled(self, grid: Grid) -> Ledger:
+    def _check_same(self, ledger: Ledger, arrays: list[NDArray[Any]]) -> None:
+        """Whether the run in the folder is the one that is asked for."""
+        wanted, kept = self._settings(arrays), ledger.settings
+        other = sorted(name for name in wanted.keys() | kept.keys() if wanted.get(name) != kept.get(name))
+        if other:
+            raise SartorError(f"the run in {self.folder} has other settings ({', '.join(other)}); a new run needs a new folder.")
+
+    def _enrolled(self, grid: Grid, arrays: list[NDArray[Any]]) -> Ledger:
         """Ask every node who it is, until enough have answered, and plan over them."""
-        declared: dict[str, Mapping[str, Any]] = {}
-        disputed: set[str] = set()
-        nodes: dict[str, int] = {}
         end = time.monotonic() + self._wait
         while True:
-            for node, answer in self._ask(grid, grid.get_node_ids(), self._wait):
+            for node, answer in self._ask(grid, grid.get_node_ids(), end, patient=True):
                 name = str(answer.pop("key"))
-                if declared.setdefault(name, answer) != answer:  # two nodes under one key are one client; if they disagree, nobody's
-                    disputed.add(name)
-                nodes[name] = node
-            agreed = {name: answer for name, answer in declared.items() if name not in disputed}
+                if self._declared.setdefault(name, answer) != answer:  # two nodes under one key are one client; if they disagree, nobody's
+                    self._disputed.add(name)
+                self._speaker[name] = node
+            agreed = {name: answer for name, answer in self._declared.items() if name not in self._disputed}
             if len(agreed) >= self._min_clients:
                 break
             if time.monotonic() > end:
-                raise SartorError(f"{len(agreed)} clients have answered within {self._wait:g} s, and {self._min_clients} are needed.")
+                raise SartorError(
+                    f"{len(agreed)} clients have answered within {self._wait:g} s, and {self._min_clients} are needed"
+                    + (f"; {len(self._disputed)} keys were declared twice, with different budgets." if self._disputed else ".")
+                )
             time.sleep(_POLL)
         found = enrol(agreed, **self._enrolment)
         made = plan(found.budgets, **self._wanted)
-        ledger = Ledger.create(self.folder, made, found.keys, found.budgets, seeded=self._seed is not None)
-        self._node_of = {place: nodes[key] for place, key in enumerate(found.keys)}
-        return ledger
+        settings = self._settings(arrays)
+        return Ledger.create(self.folder, made, found.keys, found.budgets, seeded=self._seed is not None, settings=settings)
 
-    def _ask(self, grid: Grid, nodes: Iterable[int], timeout: float) -> list[tuple[int, dict[str, Any]]]:
-        """What nodes declare that have not answered yet; those without a key are left out, and those silent twice are not asked again."""
-        asked = [node for node in nodes if self._tries.get(node, 0) < _TRIES]
+    def _ask(self, grid: Grid, nodes: Iterable[int], end: float, *, patient: bool = False) -> list[tuple[int, dict[str, Any]]]:
+        """What nodes declare that have not done so yet; those without a key are left out.
+
+        Those silent twice are not asked again, unless one is `patient`. No single asking takes all of the time until `end`.
+        """
+        asked = [node for node in nodes if node not in self._heard and (patient or self._tries.get(node, 0) < _TRIES)]
         for node in asked:
             self._tries[node] = self._tries.get(node, 0) + 1
+        timeout = max(min((end - time.monotonic()) / 3, _ANSWER), _POLL)
         messages = [Message(RecordDict(), dst_node_id=node, message_type=ENROL) for node in asked]
         found = []
         for reply in grid.send_and_receive(messages, timeout=timeout) if messages else []:
+            if not reply.has_content():  # a failure, not a word
+                continue
             node = reply.metadata.src_node_id
-            self._tries[node] = _TRIES
-            answer = dict(reply.content.config_records.get(RECORD, {})) if reply.has_content() else {}
-            if "key" in answer:
+            self._heard.add(node)
+            answer = dict(reply.content.config_records.get(RECORD, {}))
+            if answer.get("key"):
                 found.append((node, answer))
         return found
 
-    def _link(self, grid: Grid, nodes: Iterable[int]) -> None:
+    def _link(self, grid: Grid, nodes: Iterable[int], end: float) -> None:
         """Which client speaks through a node that was not there before.
 
-        A client that came back speaks through its new node alone. One that now allows less than it is planned for is not asked any more:
-        it is charged for the rounds to come, as everyone is, and contributes nothing to them.
+        A client that came back speaks through its new node alone. One that now allows less than it is planned for, or what cannot be used,
+        is not asked any more: it is charged for the rounds to come, as everyone is, and contributes nothing to them.
         """
-        policy, delta = self._enrolment["policy"], self._enrolment["delta"]
-        for node, answer in self._ask(grid, nodes, min(self._wait, _ANSWER)):
-            place = self.ledger.client(str(answer["key"]))
+        policy, delta, budgets = self._enrolment["policy"], self._enrolment["delta"], self.ledger.budgets
+        for node, answer in self._ask(grid, nodes, end):
+            name = str(answer["key"])
+            place = self.ledger.client(name)
             if place is None:
                 continue
-            said, budgets = budget_of(answer, policy, delta), self.ledger.budgets
-            if said is None or (said[0] >= budgets.epsilon[place] and said[1] >= budgets.delta[place]):
-                self._node_of[place] = node
-            else:
-                self._node_of.pop(place, None)
+            self._speaker[name] = node
+            said = budget_of(answer, policy, delta)
+            if declares(answer) and (said is None or said[0] < budgets.epsilon[place] or said[1] < budgets.delta[place]):
+                self.ledger.withdraw(place)
+
+    def _meet(self, grid: Grid, least: int) -> set[int]:
+        """The nodes that are there, once `least` clients that can be asked are among them."""
+        end = time.monotonic() + self._wait
+        while True:
+            there = set(grid.get_node_ids())
+            self._link(grid, there, end)
+            present = sum(node in there and self._can_be_asked(name) for name, node in self._speaker.items())
+            if present >= least:
+                return there
+            if time.monotonic() > end:
+                raise SartorError(f"{present} of the run's clients are there after {self._wait:g} s, and {least} are needed.")
+            time.sleep(_POLL)
+
+    def _can_be_asked(self, name: str) -> bool:
+        place = self.ledger.client(name)
+        return place is not None and place not in self.ledger.withdrawn
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Charge the round, draw for it, and ask those who were drawn and are there."""
-        there = set(grid.get_node_ids())
-        self._link(grid, there)
-        number = self.ledger.charge()
-        self._round = Round(self.ledger.plan, self._sampler.draw(number), self._model, self._clip)
+        there = self._meet(grid, 1)
+        if not all(np.isfinite(part).all() for part in self._model if part.dtype.kind == "f"):
+            raise SartorError(
+                "the model is no longer finite, so further rounds would be spent on nothing: lower the learning rate or the clip."
+            )
+        ledger = self.ledger
+        number = ledger.charge()
+        self._round = Round(ledger.plan, self._sampler.draw(number), self._model, self._clip)
         self._token = secrets.token_hex(16)
-        self._asked = {self._node_of[client]: client for client in self._round.drawn if self._node_of.get(client) in there}
+        drawn = (client for client in self._round.drawn if client not in ledger.withdrawn)
+        speaking = ((self._speaker.get(ledger.keys[client]), client) for client in drawn)
+        self._asked = {node: client for node, client in speaking if node in there}
         settings = ConfigRecord({**config, "server-round": number + 1})
         content = RecordDict({"arrays": self._record(), "config": settings})
         return [Message(content, dst_node_id=node, message_type=MessageType.TRAIN, group_id=self._token) for node in self._asked]
@@ -254,7 +294,7 @@ class PrivateFedAvg(Strategy):
     def send_accounts(self, grid: Grid) -> None:
         """Send every client that is there its own account, and nobody else's."""
         there = set(grid.get_node_ids())
-        nodes = {self.ledger.keys[place]: node for place, node in self._node_of.items() if node in there}
+        nodes = {name: node for name, node in self._speaker.items() if node in there and self.ledger.client(name) is not None}
         messages = [
             Message(RecordDict({RECORD: ConfigRecord(account.to_json())}), dst_node_id=nodes[key], message_type=ACCOUNT)
             for key, account in self.ledger.client_accounts(list(nodes)).items()

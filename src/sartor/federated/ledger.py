@@ -1,8 +1,8 @@
 """The clients of a run, the plan over them, and the rounds that are charged: a folder that outlives the server.
 
-`clients.json` says who is a client under which key, with which budget, and holds the plan; `rounds.json` how many rounds are charged;
-`state.pt` the model, the server's optimizer and the clip after the last round that ended. All are for the server alone (mode 0600), as
-budgets are sensitive.
+`clients.json` says who is a client under which key, with which budget, and holds the plan and the server's settings; `rounds.json` how many
+rounds are charged and who has withdrawn; `state.pt` the model, the server's optimizer and the clip after the last round that ended. All are
+for the server alone (mode 0600), as budgets are sensitive.
 
 Guarantee: a round is on the disk as charged before anyone is drawn for it, so nothing that a crash, a kill or a loss of power can do shows
     a round that is not charged. A client has the one budget and the one account of its key, whatever node it speaks through.
@@ -25,12 +25,13 @@ from sartor.budgets import Budgets
 from sartor.documents import read_json
 from sartor.errors import SartorError
 from sartor.federated.plan import FederatedPlan
-from sartor.files import lock, write_private
+from sartor.files import lock, sync_folder, write_private
 from sartor.numbers import from_json_number, to_json_number
 from sartor.sgd.account import Account
 from sartor.sgd.run import Exhausted
 
 _CLIENTS, _ROUNDS, _STATE, _LOCK = "clients.json", "rounds.json", "state.pt", "lock"
+_NOTHING = b'{"charged": 0, "withdrawn": []}'  # the rounds of a run that has not begun
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +75,10 @@ class Ledger:
                 reserve=document["reserve"],
             )
             self.seeded = bool(document["seeded"])
-            self._charged = _whole(read_json(self.folder / _ROUNDS, "the ledger's")["charged"], self.plan.rounds)
+            self.settings: dict[str, Any] = dict(document["settings"])
+            rounds = read_json(self.folder / _ROUNDS, "the ledger's")
+            self._charged = _whole(rounds["charged"], self.plan.rounds)
+            self._withdrawn = frozenset(_whole(place, len(self.keys) - 1) for place in rounds["withdrawn"])
             self._group = self.plan.accounted.groups_of(self.budgets)
         except SartorError:
             self.close()
@@ -86,9 +90,16 @@ class Ledger:
 
     @classmethod
     def create(
-        cls, folder: str | os.PathLike[str], plan: FederatedPlan, keys: Sequence[str], budgets: Budgets, *, seeded: bool = False
+        cls,
+        folder: str | os.PathLike[str],
+        plan: FederatedPlan,
+        keys: Sequence[str],
+        budgets: Budgets,
+        *,
+        seeded: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> Ledger:
-        """Begin a run: one key and one budget for each client, in the same order."""
+        """Begin a run: one key and one budget for each client, in the same order. `settings` is what a server must not change later."""
         plan.accounted.groups_of(budgets)
         named = Budgets(budgets.epsilon, delta=budgets.delta, holders=list(keys), reserve=budgets.reserve)
         path = Path(folder)
@@ -102,22 +113,27 @@ class Ledger:
             "delta": named.delta.tolist(),
             "reserve": named.reserve,
             "seeded": seeded,
+            "settings": dict(settings or {}),
             "plan": plan.to_json(sensitive=True),
         }
         lock = _locked(path)
         try:
             if cls.is_in(path):
                 raise SartorError(f"{path} holds a run already: its clients and their accounts stay as they are.")
-            write_private(path / _ROUNDS, b'{"charged": 0}')
+            write_private(path / _ROUNDS, _NOTHING)
             write_private(path / _CLIENTS, json.dumps(document).encode(), new=True)
+            sync_folder(path.parent)
         finally:
             os.close(lock)
         return cls(path)
 
     @classmethod
     def is_in(cls, folder: str | os.PathLike[str]) -> bool:
-        """Whether a folder holds a run already."""
-        return (Path(folder) / _CLIENTS).exists()
+        """Whether a folder holds a run already, or what is left of one: rounds without clients are no reason to begin again."""
+        path = Path(folder)
+        if (path / _CLIENTS).exists() or (path / _STATE).exists():
+            return True
+        return (path / _ROUNDS).exists() and (path / _ROUNDS).read_bytes() != _NOTHING
 
     def client(self, key: str) -> int | None:
         """The number of a client in the plan, by its key; None for a stranger."""
@@ -139,9 +155,22 @@ class Ledger:
             raise SartorError("this ledger is closed.")
         if self.left <= 0:
             raise Exhausted(f"the plan's {self.plan.rounds} rounds are done: a further one would spend what nobody allowed.")
-        write_private(self.folder / _ROUNDS, json.dumps({"charged": self._charged + 1}).encode())
-        self._charged += 1
+        self._write(self._charged + 1, self._withdrawn)
         return self._charged - 1
+
+    @property
+    def withdrawn(self) -> frozenset[int]:
+        """Numbers of the clients that came back and allowed less than they are planned for."""
+        return self._withdrawn
+
+    def withdraw(self, client: int) -> None:
+        """Ask a client no more in this run, by whatever server: charges go on, as for everyone."""
+        if client not in self._withdrawn:
+            self._write(self._charged, self._withdrawn | {client})
+
+    def _write(self, charged: int, withdrawn: frozenset[int]) -> None:
+        write_private(self.folder / _ROUNDS, json.dumps({"charged": charged, "withdrawn": sorted(withdrawn)}).encode())
+        self._charged, self._withdrawn = charged, withdrawn
 
     def account(self) -> Account:
         """What has been spent so far, per group."""
@@ -180,9 +209,11 @@ class Ledger:
         if not path.exists():
             return None
         try:
-            found: dict[str, Any] = torch.load(path, weights_only=True)
+            found = torch.load(path, weights_only=True)
         except Exception as error:
             raise SartorError(f"{path} cannot be read; without it the run cannot go on.") from error
+        if not isinstance(found, dict):
+            raise SartorError(f"{path} holds no state of a server; without it the run cannot go on.")
         return found
 
     def close(self) -> None:
@@ -207,5 +238,5 @@ def _locked(folder: Path) -> int:
 
 def _whole(value: Any, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise SartorError("the ledger's count of rounds is not one that its plan could have.")
+        raise SartorError("the ledger has a number that its plan could not have.")
     return value

@@ -68,6 +68,9 @@ class FederatedPlan:
     adaptive: AdaptiveClip | None = None
 
     def __post_init__(self) -> None:
+        taking_turns = (self.accounted.rate > 0) & (self.accounted.last - self.accounted.first != self.rounds)
+        if self.adaptive is not None and np.any(taking_turns):
+            raise SartorError("an adaptive clip needs everyone in every round: a scheme in which groups take turns has a fixed one.")
         if self.adaptive is None or not self.accounted.noise_multiplier:
             return
         multiplier, most = self.accounted.noise_multiplier, 2 * self.count_noise

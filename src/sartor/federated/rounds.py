@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,5 +102,7 @@ class Round:
         if plan.adaptive is None:
             return self._clip
         noise = float(normal(stream.generator("federated count", self._step), 1, plan.count_noise)[0])
-        shorter = np.clip((self._bits + noise) / plan.expected_share + 0.5, 0.0, 1.0)
-        return float(np.clip(self._clip * exp(-plan.adaptive.lr * (shorter - plan.adaptive.quantile)), 1e-12, 1e12))
+        # not cut to [0, 1], which would push the clip of a high or low quantile away from it
+        shorter = (self._bits + noise) / plan.expected_share + 0.5
+        with np.errstate(over="ignore"):
+            return float(np.clip(self._clip * np.exp(-plan.adaptive.lr * (shorter - plan.adaptive.quantile)), 1e-12, 1e12))

@@ -20,7 +20,7 @@ Model = list[NDArray[Any]]
 
 
 class ServerOptimizer:
-    """SGD with momentum or Adam on the model's floating-point arrays; arrays of whole numbers (counters) stay as they are.
+    """SGD with momentum or Adam on the model's floating-point arrays; others (counters, masks) stay as they are.
 
     With SGD at a rate of 1, the default, the model moves by the mean update: federated averaging.
 
@@ -43,7 +43,11 @@ class ServerOptimizer:
             raise SartorError(f"the server's learning rate must be positive and finite, not {lr}.")
         if name not in ("sgd", "adam"):
             raise SartorError(f'there is no server optimizer "{name}"; there are sgd and adam.')
+        if not 0 <= momentum < 1:
+            raise SartorError(f"the server's momentum lies in [0, 1), not at {momentum}.")
         self._model = [np.array(part) for part in model]
+        if any(part.dtype.kind not in "fiub" for part in self._model):
+            raise SartorError("the model has an array that holds neither numbers nor truth values; complex ones cannot be trained.")
         self._moving = [i for i, part in enumerate(self._model) if part.dtype.kind == "f"]
         if not self._moving:
             raise SartorError("the model has no floating-point array, so there is nothing to train.")
@@ -75,7 +79,15 @@ class ServerOptimizer:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from there."""
+        try:
+            kept = list(state["parameters"])
+            same = [part.shape for part in kept] == [own.shape for own in self._parameters]
+            if same:
+                self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise SartorError("the server's state cannot be read, so the run cannot go on from it.") from None
+        if not same:
+            raise SartorError("the server's state is of another model.")
         with torch.no_grad():
-            for own, kept in zip(self._parameters, state["parameters"], strict=True):
-                own.copy_(kept)
-        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+            for own, part in zip(self._parameters, kept, strict=True):
+                own.copy_(part)

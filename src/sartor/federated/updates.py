@@ -6,7 +6,7 @@ Numbers are float64, arrays of no dimension and all-zero updates included. Nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, sqrt
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +25,18 @@ class Malformed(SartorError):
 
 
 def update_of(answer: Sequence[NDArray[np.generic]], model: Sequence[NDArray[np.generic]]) -> Arrays:
-    """What a client changed: its arrays less the model's, or `Malformed`. Arrays of whole numbers (counters) count as unchanged."""
+    """What a client changed: its arrays less the model's, or `Malformed`. Arrays of other kinds (counters, masks) count as unchanged."""
     if len(answer) != len(model):
         raise Malformed(f"an answer has {len(answer)} arrays where the model has {len(model)}.")
     found = []
     for theirs, ours in zip(answer, model, strict=True):
-        if np.shape(theirs) != np.shape(ours) or np.asarray(theirs).dtype.kind not in "fiu":
+        if np.shape(theirs) != np.shape(ours) or np.asarray(theirs).dtype.kind not in "fiub":
             raise Malformed("an answer has an array of another shape or kind than the model's.")
         if np.asarray(ours).dtype.kind != "f":
             found.append(np.zeros(np.shape(ours)))
             continue
+        if np.asarray(theirs).dtype.kind == "b":
+            raise Malformed("an answer has truth values where the model has numbers.")
         with np.errstate(all="ignore"):
             found.append(np.subtract(theirs, ours, dtype=np.float64))
     if not all(np.isfinite(change).all() for change in found):
@@ -66,7 +68,7 @@ def clipped(update: Sequence[Array], clip: float) -> tuple[Arrays, float]:
     length = norm(update)
     if length <= clip * (1 - _MARGIN):
         return [np.asarray(part, np.float64) for part in update], length
-    if not isfinite(length):
+    if not length < _SAFE[1]:  # a factor so small that it would lose digits
         largest = max(float(np.abs(part).max()) for part in update if np.size(part))
         smaller = [np.asarray(part) / largest for part in update]
         return _scaled(smaller, clip / norm(smaller)), length
