@@ -1,11 +1,25 @@
 """`sartor federate`: options that cannot be, and a real run in Flower's simulation engine."""
 
+import inspect
 import json
+import logging
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from sartor.cli.federate import _keep, _of_run
-from sartor.errors import SartorError
+from sartor import federated
+from sartor.cli import federate as command
+from sartor.cli.federate import _conclusion, _keep, _of_run
+from sartor.errors import NoNoise, SartorError
+from sartor.federated.ledger import Ledger
 from sartor.federated.task import Settings, Task
 
 REFUSED = {
@@ -27,12 +41,43 @@ REFUSED = {
     "clients": (["--clients", "2000"], "cannot be dealt out"),
     "model": (["--model", "giant"], 'no model "giant"'),
     "elsewhere": (["--engine", "deployment", "example.org:9093"], "has no certificates"),
+    "empty address": (["--engine", "deployment", ""], "is empty"),
+    "no port": (["--engine", "deployment", "127.0.0.1:"], "ends with a port"),
+    "port of letters": (["--engine", "deployment", "127.0.0.1:abc"], 'not with "abc"'),
+    "port too high": (["--engine", "deployment", "localhost:65536"], "ends with a port"),
+    "no clients": (["--clients", "0"], "--clients must be 1 or more, not 0"),
+    "no epochs": (["--epochs", "0"], "--epochs must be 1 or more, not 0"),
+    "no batch": (["--batch", "0"], "--batch must be 1 or more, not 0"),
+    "batch": (["--batch", "-3"], "--batch must be 1 or more, not -3"),
+    "lr": (["--lr", "-1"], "--lr must be positive and finite"),
+    "lr that is none": (["--lr", "nan"], "--lr must be positive and finite"),
+    "large seed": (["--seed", "99999999999999999999999999"], "below 2^63"),
+    "server's optimizer": (["--server-optimizer", "foo"], 'no server optimizer "foo"'),
+    "server's lr": (["--server-lr", "-1"], "the server's learning rate"),
+    "server's momentum": (["--server-momentum", "-5"], "the server's momentum"),
+    "large momentum": (["--server-momentum", "7"], "the server's momentum"),
+    "momentum that is none": (["--server-momentum", "nan"], "the server's momentum"),
+    "momentum of adam": (["--server-optimizer", "adam", "--server-momentum", "0.9"], "--server-momentum goes with"),
+    "clip of nobody": (["--scheme", "none", "--adaptive-clip", "0.5"], "leave out --adaptive-clip"),
+    "count of nothing": (["--count-noise", "3"], "--count-noise goes with --adaptive-clip"),
+    "count": (["--adaptive-clip", "0.5", "--accountant", "rdp"], "(--count-noise, --per-round, or no --adaptive-clip)"),
+    "count's noise": (["--adaptive-clip", "0.5", "--count-noise", "-1", "--accountant", "rdp"], "must be positive and finite"),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch):
+    """No test starts an engine in this process, whatever slips through."""
+
+    def started(*_):
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr(command, "_simulated", started)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_is_refused_with_one_sentence(run, name):
-    if name in ("--scheme", "elsewhere"):
+    if name == "--scheme":
         pytest.importorskip("flwr", reason="flwr is not installed: pip install 'sartor[federated]'")
     arguments, sentence = REFUSED[name]
     code, _, err = run("federate", "--clients", "100", *arguments)
@@ -52,13 +97,44 @@ def test_plans_that_cannot_be_are_refused_before_an_engine_starts(run, options):
     assert err.count("\n") == 1
 
 
+def test_several_deltas_are_refused_with_a_file_of_budgets(run, tmp_path):
+    (tmp_path / "b.csv").write_text("holder,epsilon\n" + "".join(f"{client},1\n" for client in range(100)))
+    code, _, err = run("federate", "--budgets", tmp_path / "b.csv", "--delta", "1e-4,1e-5")
+    assert code == 2
+    assert err == "error: with --budgets, --delta is one number, for the rows that have none of their own.\n"
+
+
+def done(options, noise=1.0):
+    """What an engine gives back."""
+    return {"accuracy": 0.5, "rounds": options["rounds"], "private": bool(noise), "plan": {"noise_multiplier": noise}, "groups": []}
+
+
+def test_noise_on_the_count_is_an_option(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(command, "_simulated", lambda settings, options, clients, _: seen.append(options) or done(options))
+    code, out, err = run("federate", "--adaptive-clip", "0.5", "--count-noise", "3", "--accountant", "rdp", "--json")
+    assert (code, err) == (0, "")
+    assert seen[0]["adaptive"] == {"quantile": 0.5, "noise": 3.0}
+    assert json.loads(out)["rounds"] == 50
+
+
+def test_help_says_every_default_and_what_an_address_is(run):
+    _, out, _ = run("federate", "--help")
+    assert "\\" not in out
+    said = {block.split()[0].replace("-", "_"): " ".join(block.split()) for block in re.split(r"\n  --", out)[1:]}
+    defaults = {name: parameter.default for name, parameter in inspect.signature(command.federate).parameters.items() if name in said}
+    assert set(said) == {*defaults, "help"}
+    for name, default in defaults.items():
+        shown = re.search(r"\[default: (.*)\]", said[name])
+        assert (shown and shown[1]) == (None if default is None or default is False else str(default))
+    assert "a rehearsal on shared data" in said["engine"]
+    assert "ADDRESS is for --engine deployment: the host and port of a SuperLink on this machine, or the name" in " ".join(out.split())
+
+
 def test_a_simulation_on_flower(tmp_path):
     """Twelve clients, three rounds, in a process of its own, as Ray likes it."""
-    import subprocess
-    import sys
-
     pytest.importorskip("ray", reason="ray is not installed: pip install 'sartor[federated]'")
-    command = [sys.executable, "-m", "sartor", "federate", "--dataset", "digits", "--clients", "12", "--per-round", "6", "--rounds", "3"]
+    command = [sys.executable, "-m", "sartor", "federate", "--dataset", "digits", "--clients", "12", "--per-round", "3", "--rounds", "3"]
     command += ["--epsilon", "20", "--delta", "1e-3", "--accountant", "rdp", "--epochs", "1", "--out", str(tmp_path / "run"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -69,29 +145,222 @@ def test_a_simulation_on_flower(tmp_path):
     assert found["private"]
     assert found["groups"] == [{"epsilon": 20.0, "holders": 12, "spent": pytest.approx(20, rel=0.01)}]
     assert found["plan"]["scheme"] == "sample"
-    assert json.loads((tmp_path / "run" / "ledger" / "rounds.json").read_text()) == {"charged": 3}
+    assert json.loads((tmp_path / "run" / "ledger" / "rounds.json").read_text())["charged"] == 3
+    # nothing but our own warning, once
+    assert done.stderr.startswith("warning (RarelyUsed): 1 of 1 groups, with 12 of 12 holders")
+    assert done.stderr.count("\n") == 1
 
 
-def test_a_run_that_goes_on_deals_rows_and_budgets_as_when_it_began(tmp_path):
-    first, later = Settings(clients=20, seed=7), Settings(clients=20, seed=8)  # without --seed each call draws one of its own
-    assert _of_run(tmp_path / "run", first, None) == first
-    _keep(tmp_path / "run", first)
-    assert (tmp_path / "run" / "settings.json").stat().st_mode & 0o777 == 0o600
-    assert _of_run(tmp_path / "run", later, None) == first
+class Strategy:
+    """In the place of PrivateFedAvg: it charges rounds, and asks no clients."""
+
+    def __init__(self, folder, *, rounds, seed=None, stop=None, **wanted):
+        self.folder, self.rounds, self.seed, self.stop, self.wanted = folder, rounds, seed, stop, wanted
+
+    def start(self, grid, arrays, timeout, evaluate_fn):
+        if Ledger.is_in(self.folder):
+            self.ledger = Ledger(self.folder)
+        else:
+            budgets = grid.budgets
+            made = federated.plan(budgets, rounds=self.rounds, per_round=5, accountant="rdp")
+            self.ledger = Ledger.create(self.folder, made, [str(i) for i in range(len(budgets))], budgets, seeded=self.seed is not None)
+        try:
+            evaluate_fn(0, arrays)
+            for number in range(1, self.ledger.left + 1):
+                self.ledger.charge()
+                evaluate_fn(number, arrays)
+                if number == self.stop:
+                    raise KeyboardInterrupt
+        finally:
+            self.ledger.close()
+        return SimpleNamespace(arrays=arrays)
+
+
+@pytest.fixture
+def app(monkeypatch):
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'sartor[federated]'")
+    from sartor.federated import app
+
+    monkeypatch.setattr(app, "PrivateFedAvg", Strategy)
+    return app
+
+
+def test_progress_is_told_in_every_round_though_models_are_judged_rarely(app, tmp_path):
+    told = []
+    made = Task(Settings(clients=20, epsilon="1", share=""))
+    found = app.run(made, made, {"folder": tmp_path / "ledger", "every": 4, "rounds": 6}, told.append)
+    assert told == [0, 1, 2, 3, 4, 5, 6]
+    assert [point["round"] for point in found["history"]] == [0, 4, 6]
+    assert found["private"] is True
+
+
+@pytest.mark.filterwarnings("ignore::sartor.errors.NoNoise")
+@pytest.mark.parametrize(("epsilon", "seed"), [("inf", None), ("1", 3)])
+def test_a_run_without_noise_or_with_a_seed_does_not_claim_to_be_private(app, tmp_path, epsilon, seed):
+    made = Task(Settings(clients=20, epsilon=epsilon, share=""))
+    found = app.run(made, made, {"folder": tmp_path / "ledger", "rounds": 1, "seed": seed})
+    assert found["private"] is False
+    assert json.loads((tmp_path / "ledger" / "result.json").read_text())["private"] is False
+    text = _conclusion({**found, "seconds": 1.0}, {"superlink": None, "out": "run"}, tmp_path)
+    assert "protects nobody" in text
+    assert ("No client spent more" in text) == (seed is not None)
+
+
+def test_a_run_that_goes_on_deals_rows_and_budgets_as_when_it_began(app, tmp_path):
+    first, later = (
+        Settings(clients=20, epsilon="1", share="", seed=seed) for seed in (7, 8)
+    )  # without --seed each call draws one of its own
+    options = {"folder": str(tmp_path / "ledger"), "rounds": 4}
+    assert _of_run(tmp_path, first, None) == first
+    _keep(tmp_path, first)
+    with pytest.raises(KeyboardInterrupt):
+        app.run(Task(first), Task(first), {**options, "stop": 2})
+    for path in (tmp_path / "settings.json", tmp_path / "ledger" / "settings.json"):
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert _of_run(tmp_path, later, None) == first
     with pytest.raises(SartorError, match=r"other settings \(clients, seed\)"):
-        _of_run(tmp_path / "run", Settings(clients=21, seed=8), 8)
-    (tmp_path / "run" / "settings.json").unlink()
-    (tmp_path / "run" / "ledger").mkdir()
-    (tmp_path / "run" / "ledger" / "clients.json").write_text("{}")
-    with pytest.raises(SartorError, match="cannot go on"):
-        _of_run(tmp_path / "run", first, None)
+        _of_run(tmp_path, Settings(clients=21, epsilon="1", share="", seed=8), 8)
+    # the server compares as well, as it may be on another machine
+    with pytest.raises(SartorError, match=r"other settings \(seed\)"):
+        app.run(Task(later), Task(later), options.copy())
+    assert json.loads((tmp_path / "ledger" / "rounds.json").read_text())["charged"] == 2
+    assert app.run(Task(first), Task(first), options.copy())["rounds"] == 4
+    (tmp_path / "ledger" / "settings.json").unlink()
+    with pytest.raises(SartorError, match="does not say how it was begun"):
+        _of_run(tmp_path, first, None)
+    with pytest.raises(SartorError, match="cannot be read"):
+        app.run(Task(first), Task(first), options.copy())
 
 
 def test_other_settings_for_a_run_are_refused_by_the_command(run, tmp_path):
-    _keep(tmp_path, Settings(clients=20, seed=7))
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "clients.json").write_text("{}")
+    _keep(tmp_path / "ledger", Settings(clients=20, seed=7))
     code, _, err = run("federate", "--clients", "30", "--out", tmp_path)
     assert code == 2
     assert "was begun with other settings (clients)" in err
+
+
+def test_a_start_that_failed_binds_nothing(run, tmp_path, monkeypatch):
+    def failing(*_):
+        raise SartorError("no clients.")
+
+    seen = []
+    monkeypatch.setattr(command, "_simulated", failing)
+    asked = ["federate", "--accountant", "rdp", "--out", tmp_path / "run", "--json"]
+    assert run(*asked, "--clients", "50")[0] == 2
+    monkeypatch.setattr(command, "_simulated", lambda settings, options, *_: seen.append(settings) or done(options))
+    assert run(*asked, "--clients", "60")[0] == 0
+    assert seen[0].clients == 60
+    assert Settings.read(tmp_path / "run" / "settings.json") == seen[0]
+
+
+FIELDS = Settings().to_json()
+UNREADABLE = ["null", "[]", "{}", '"text"', "3", "nonsense", '{"clients": 100}', json.dumps({**FIELDS, "seed": "a"})]
+UNREADABLE += [json.dumps({**FIELDS, "clients": True}), json.dumps({**FIELDS, "lr": "0.1"}), json.dumps({**FIELDS, "epochs": 0})]
+UNREADABLE += [json.dumps({name: value for name, value in FIELDS.items() if name != "seed"})]
+
+
+@pytest.mark.parametrize("content", UNREADABLE)
+def test_settings_that_cannot_be_read_are_not_replaced_by_defaults(run, tmp_path, content):
+    (tmp_path / "settings.json").write_text(content)
+    code, _, err = run("federate", "--out", tmp_path)
+    assert code == 2
+    assert err.startswith(f"error: the run in {tmp_path} cannot go on: ")
+    assert err.count("\n") == 1
+    assert (tmp_path / "settings.json").read_text() == content
+
+
+def test_settings_come_back_from_json_as_they_were():
+    made = Settings(clients=7, lr=1.0, seed=2**62)
+    assert Settings.from_json(json.loads(json.dumps(made.to_json()))) == made
+    assert Settings.from_json({**FIELDS, "lr": 1}) == Settings(lr=1.0)
+
+
+def test_a_simulation_is_quiet(app, tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'sartor[federated]'")
+    import flwr.simulation
+
+    said, flower = [], logging.getLogger("flwr")
+    before = flower.level
+
+    def simulation(server, client, num_supernodes, backend_config):
+        said.append((flower.isEnabledFor(logging.WARNING), flower.isEnabledFor(logging.ERROR), backend_config["init_args"]))
+        warnings.warn("said when the task was checked", NoNoise, stacklevel=1)  # an error in these tests, unless it is ignored
+        (tmp_path / "result.json").write_text('{"rounds": 1}')
+
+    monkeypatch.setattr(flwr.simulation, "run_simulation", simulation)
+    assert app.simulate(Settings(), {"folder": str(tmp_path)}, 100) == {"rounds": 1}
+    assert said[0][:2] == (False, True)
+    assert said[0][2]["log_to_driver"] is False
+    assert flower.level == before
+
+
+def test_a_simulation_that_leaves_no_result_has_failed(app, tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'sartor[federated]'")
+    import flwr.simulation
+
+    (tmp_path / "result.json").write_text('{"rounds": 1}')  # of another server
+    monkeypatch.setattr(flwr.simulation, "run_simulation", lambda *_, **__: None)
+    with pytest.raises(SartorError, match="left no result"):
+        app.simulate(Settings(), {"folder": str(tmp_path)}, 100)
+
+
+@pytest.fixture
+def deployment(monkeypatch):
+    """A run whose log is what is given, and the rounds that its progress was told of."""
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'sartor[federated]'")
+    told, start = [], subprocess.Popen
+
+    @contextmanager
+    def bar(*_):
+        yield told.append
+
+    def deployed(log):
+        monkeypatch.setattr(command.subprocess, "Popen", lambda _, **how: start([sys.executable, "-c", f"print({log!r})"], **how))
+        monkeypatch.setattr("sartor.progress.bar", bar)
+        return command._deployed(Settings(), {"rounds": 5}, 3, "127.0.0.1:9093"), told
+
+    return deployed
+
+
+def test_a_deployment_is_followed_to_its_result(deployment):
+    log = 'INFO : [ROUND 1/3]\nINFO : [ROUND 2/3]\nINFO : [ROUND 3/3]\nsartor-result: {"rounds": 5}\n'
+    found, told = deployment(log)
+    assert found == {"rounds": 5}
+    assert told == [2, 3, 4]  # a server before this one has done two of the five
+
+
+def test_a_deployment_without_a_result_has_failed(deployment):
+    with pytest.raises(SartorError, match="gave no result; its last words: nobody is there"):
+        deployment("hello\nnobody is there\n")
+
+
+def test_the_last_line_says_where_the_run_is(tmp_path):
+    def last(**given):
+        found = {**done({"rounds": 1}), "seconds": 1.0}
+        return _conclusion(found, given, tmp_path / "run" / "ledger").splitlines()[-1]
+
+    assert last(superlink=None, out=None).startswith("Nothing was kept: --out")
+    assert last(superlink=None, out="run") == "The run is in run."
+    assert last(superlink="here", out="run").startswith(f"The run is in {tmp_path / 'run' / 'ledger'} on the server app's machine")
+    assert "on this machine" in last(superlink="here", out=None)
+
+
+def test_the_example_is_short_and_its_apps_build():
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'sartor[federated]'")
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+
+    folder = Path(__file__).parents[2] / "examples" / "federated"
+    lines = [
+        line for path in folder.glob("*.py") for line in path.read_text().splitlines() if line.strip() and not line.strip().startswith("#")
+    ]
+    assert 0 < len(lines) <= 80
+    components = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
+    for component, kind in {"clientapp": ClientApp, "serverapp": ServerApp}.items():
+        module, _, name = components[component].partition(":")
+        assert isinstance(runpy.run_path(str(folder / f"{module}.py"))[name], kind)
 
 
 def test_a_task_is_the_same_in_every_process():

@@ -1,6 +1,12 @@
-"""Faults put into a round on purpose: each must be caught by a straightforward computation of what the round should release."""
+"""Faults put into a round on purpose: each must be caught by a straightforward computation of what the round should release.
+
+Faults in what rounds with silent clients cost are caught by a check in `test_strategy`, which needs Flower.
+"""
 
 import json
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,20 +143,79 @@ def test_a_parameter_of_no_dimension_left_without_noise_is_caught(monkeypatch):
     assert difference_from_by_hand("sample") > 1e-3
 
 
-def test_rounds_in_which_clients_dropped_out_not_charged_is_caught(tmp_path, monkeypatch):
-    plan = planned("sample")
-    right = keeping.Ledger.charge
+@pytest.fixture
+def strategy():
+    """The tests of the strategy, where Flower is installed."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from federated import test_strategy
 
-    def spared(self):
-        number = right(self)
-        keeping.write_private(self.folder / "rounds.json", json.dumps({"charged": number}).encode())
-        return number
+    return test_strategy
 
-    monkeypatch.setattr(keeping.Ledger, "charge", spared)
-    with keeping.Ledger.create(tmp_path, plan, [str(i) for i in range(120)], BUDGETS) as ledger:
-        ledger.charge()
-    with keeping.Ledger(tmp_path) as again:
-        assert again.charged != 1  # what test_ledger's kill test would see
+
+def after_rounds(monkeypatch, strategy, then):
+    """Do something after every round, given its ledger, how many nodes were there, which were asked, and their replies."""
+    kind = strategy.PrivateFedAvg
+    configure, aggregate, seen = kind.configure_train, kind.aggregate_train, {}
+
+    def configured(self, number, arrays, config, grid):
+        messages = list(configure(self, number, arrays, config, grid))
+        seen.update(there=len(grid.get_node_ids()), asked=[message.metadata.dst_node_id for message in messages])
+        return messages
+
+    def aggregated(self, number, replies):
+        replies = list(replies)
+        result = aggregate(self, number, replies)
+        then(self.ledger, seen["there"], seen["asked"], replies)
+        return result
+
+    monkeypatch.setattr(kind, "configure_train", configured)
+    monkeypatch.setattr(kind, "aggregate_train", aggregated)
+
+
+def refund(ledger):
+    path = ledger.folder / "rounds.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({**kept, "charged": kept["charged"] - 1}))
+    ledger._charged -= 1
+
+
+REFUNDS = {
+    "some are silent": lambda there, asked, replies: len(replies) < len(asked),
+    "all are silent": lambda there, asked, replies: not replies,
+    "some fail": lambda there, asked, replies: any(not reply.has_content() for reply in replies),
+    "some are not there": lambda there, asked, replies: there < 16,
+}
+
+
+@pytest.mark.parametrize("when", REFUNDS)
+def test_rounds_in_which_clients_dropped_out_not_charged_is_caught(tmp_path, monkeypatch, strategy, when):
+    after_rounds(monkeypatch, strategy, lambda ledger, *happened: REFUNDS[when](*happened) and refund(ledger))
+    assert not strategy.drop_outs_are_charged(tmp_path)
+
+
+def test_silent_clients_charged_less_than_others_is_caught(tmp_path, monkeypatch, strategy):
+    spared, right = set(), keeping.Ledger.client_accounts
+
+    def note(ledger, there, asked, replies):
+        spared.update(f"key {number - 100}" for number in set(asked) - {reply.metadata.src_node_id for reply in replies})
+
+    def accounts(self, keys):
+        return {key: replace(own, spent=0.9 * own.spent) if key in spared else own for key, own in right(self, keys).items()}
+
+    after_rounds(monkeypatch, strategy, note)
+    assert strategy.drop_outs_are_charged(tmp_path / "right")
+    spared.clear()
+    monkeypatch.setattr(keeping.Ledger, "client_accounts", accounts)
+    assert not strategy.drop_outs_are_charged(tmp_path / "wrong")
+
+
+def test_rounds_that_are_not_charged_on_the_disk_are_caught(tmp_path, monkeypatch, strategy):
+    def unwritten(ledger, there, asked, replies):
+        path = ledger.folder / "rounds.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "charged": ledger.charged - (not replies)}))
+
+    after_rounds(monkeypatch, strategy, unwritten)
+    assert not strategy.drop_outs_are_charged(tmp_path)
 
 
 def test_a_count_without_noise_is_caught(monkeypatch):

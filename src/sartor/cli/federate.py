@@ -1,9 +1,13 @@
-"""`sartor federate`: clients with budgets of their own train one model, in Flower's simulation or on a fleet."""
+"""`sartor federate`: clients with budgets of their own train one model, in Flower's simulation or on a fleet.
+
+Both engines deal one data set out to clients. A deployment by this command is a rehearsal of a fleet: the seed of the split and the budgets
+go to every client in the run's configuration, so each can work out everybody's rows and budgets. Real clients have data and budgets of
+their own, and an app of their own: examples/federated.
+"""
 
 from __future__ import annotations
 
 import json as text
-import logging
 import os
 import re
 import secrets
@@ -11,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,8 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sartor.cli.output import print_json, show, working
-from sartor.documents import read_json
-from sartor.errors import SartorError
+from sartor.errors import Infeasible, SartorError
 from sartor.files import write_private
 
 if TYPE_CHECKING:
@@ -28,52 +30,73 @@ if TYPE_CHECKING:
 
 _NO_CLIP = 1e9  # of a run without privacy: no update is as long
 _EVALUATIONS = 20
+_WAIT = 600.0  # seconds for all clients to be there
 _RESULT = "sartor-result: "
 _LEDGER, _SETTINGS = "ledger", "settings.json"
 _BUDGETS = {"epsilon": "1,2,3", "share": "0.34,0.43,0.23"}
 _PATHS = ("data", "budgets", "policy")
 
 
+def _option(help: str, default: Any = None, **more: Any) -> Any:
+    """An option that says its default itself: not every version of Typer that Flower allows prints it as it should be."""
+    return typer.Option(help=help if default is None else f"{help} [default: {default}]", show_default=False, **more)
+
+
 def federate(
-    dataset: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
-    data: Annotated[str | None, typer.Option(metavar="DIR", help="Where the data set's files are; otherwise $SARTOR_DATA or data.")] = None,
-    clients: Annotated[int, typer.Option(help="Number of clients (writers are as many as there are).")] = 100,
-    per_round: Annotated[float, typer.Option(help="Expected number of clients in a round.")] = 30,
-    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 50,
-    epsilon: Annotated[str | None, typer.Option(help="Epsilon of each group, separated by commas; inf marks public clients.")] = None,
-    share: Annotated[str | None, typer.Option(help="Share of the clients in each group, separated by commas.")] = None,
-    delta: Annotated[str, typer.Option(help="Delta, one for all or one per group.")] = "1e-4",
-    budgets: Annotated[str | None, typer.Option(metavar="FILE", help="CSV of holder,epsilon[,delta] or holder,level by client.")] = None,
-    policy: Annotated[str | None, typer.Option(metavar="FILE", help="TOML that maps levels to numbers.")] = None,
-    scheme: Annotated[str, typer.Option(help="sample, scale, hybrid, uniform, or none (no privacy).")] = "sample",
-    mix: Annotated[float | None, typer.Option(help="hybrid: share of sampling, in [0, 1].")] = None,
-    public_rate: Annotated[float | None, typer.Option(help="Rate of public clients.")] = None,
-    public_clip: Annotated[float | None, typer.Option(help="Clip of public clients.")] = None,
-    accountant: Annotated[str, typer.Option(help="pld (tight) or rdp.")] = "pld",
-    clip: Annotated[float, typer.Option(help="Clip norm of an update; its mean, where clips are personal.")] = 1.0,
-    adaptive_clip: Annotated[float | None, typer.Option(metavar="QUANTILE", help="Let the clip follow this quantile of norms.")] = None,
-    split: Annotated[str, typer.Option(help="iid, dirichlet:0.3, pachinko:0.1:10 or writer.")] = "iid",
-    model: Annotated[str | None, typer.Option(help="Model by name; otherwise the usual one for the data.")] = None,
-    epochs: Annotated[int, typer.Option(help="Epochs of a client in a round.")] = 5,
-    batch: Annotated[int, typer.Option(help="Size of a client's batches.")] = 20,
-    lr: Annotated[float, typer.Option(help="Learning rate of clients.")] = 0.1,
-    server_optimizer: Annotated[str, typer.Option(help="sgd or adam.")] = "sgd",
-    server_lr: Annotated[float, typer.Option(help="Learning rate of the server.")] = 1.0,
-    server_momentum: Annotated[float, typer.Option(help="Momentum of the server's sgd.")] = 0.0,
-    engine: Annotated[str, typer.Option(help="simulation, or deployment with the name of a SuperLink connection.")] = "simulation",
-    superlink: Annotated[str | None, typer.Argument(metavar="[ADDRESS]", help="deployment: the SuperLink's address.")] = None,
-    out: Annotated[str | None, typer.Option(metavar="RUN", help="Folder to keep the run in; an interrupted run in it goes on.")] = None,
-    seed: Annotated[int | None, typer.Option(help="For tests: a seeded run can be repeated, and is not private.")] = None,
+    dataset: Annotated[str, _option("digits, mnist or fashion-mnist.", "digits")] = "digits",
+    data: Annotated[str | None, _option("Where the data set's files are; otherwise $SARTOR_DATA or data.", metavar="DIR")] = None,
+    clients: Annotated[int, _option("Number of clients (writers are as many as there are).", 100)] = 100,
+    per_round: Annotated[float, _option("Expected number of clients in a round.", 30)] = 30,
+    rounds: Annotated[int, _option("Number of rounds.", 50)] = 50,
+    epsilon: Annotated[str | None, _option("Epsilon of each group, separated by commas; inf marks public clients.")] = None,
+    share: Annotated[str | None, _option("Share of the clients in each group, separated by commas.")] = None,
+    delta: Annotated[str, _option("Delta, one for all or one per group.", "1e-4")] = "1e-4",
+    budgets: Annotated[str | None, _option("CSV of holder,epsilon[,delta] or holder,level by client.", metavar="FILE")] = None,
+    policy: Annotated[str | None, _option("TOML that maps levels to numbers.", metavar="FILE")] = None,
+    scheme: Annotated[str, _option("sample, scale, hybrid, uniform, or none (no privacy).", "sample")] = "sample",
+    mix: Annotated[float | None, _option("hybrid: share of sampling, in [0, 1].")] = None,
+    public_rate: Annotated[float | None, _option("Rate of public clients.")] = None,
+    public_clip: Annotated[float | None, _option("Clip of public clients.")] = None,
+    accountant: Annotated[str, _option("pld (tight) or rdp.", "pld")] = "pld",
+    clip: Annotated[float, _option("Clip norm of an update; its mean, where clips are personal.", 1.0)] = 1.0,
+    adaptive_clip: Annotated[float | None, _option("Let the clip follow this quantile of norms.", metavar="QUANTILE")] = None,
+    count_noise: Annotated[
+        float | None, _option("With --adaptive-clip: noise on the count of short updates; otherwise a twentieth of --per-round.")
+    ] = None,
+    split: Annotated[str, _option("iid, dirichlet:0.3, pachinko:0.1:10 or writer.", "iid")] = "iid",
+    model: Annotated[str | None, _option("Model by name; otherwise the usual one for the data.")] = None,
+    epochs: Annotated[int, _option("Epochs of a client in a round.", 5)] = 5,
+    batch: Annotated[int, _option("Size of a client's batches.", 20)] = 20,
+    lr: Annotated[float, _option("Learning rate of clients.", 0.1)] = 0.1,
+    server_optimizer: Annotated[str, _option("sgd or adam.", "sgd")] = "sgd",
+    server_lr: Annotated[float, _option("Learning rate of the server.", 1.0)] = 1.0,
+    server_momentum: Annotated[float, _option("Momentum of the server's sgd.", 0.0)] = 0.0,
+    engine: Annotated[
+        str,
+        _option(
+            "simulation on this machine, or deployment at ADDRESS: a rehearsal on shared data, as every client is sent the seed of the "
+            "split and all budgets; for real clients write an app (examples/federated).",
+            "simulation",
+        ),
+    ] = "simulation",
+    superlink: Annotated[str | None, typer.Argument(metavar="ADDRESS", help="deployment: where the SuperLink is.")] = None,
+    out: Annotated[
+        str | None,
+        _option(
+            "Folder to keep the run in; an interrupted run in it goes on. In a deployment it is one on the server app's machine.",
+            metavar="RUN",
+        ),
+    ] = None,
+    seed: Annotated[int | None, _option("For tests: a seeded run can be repeated, and is not private.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Train one model over clients so that every client gets the privacy that it asked for."""
+    """Train one model over clients so that every client gets the privacy that it asked for.
+
+    ADDRESS is for --engine deployment: the host and port of a SuperLink on this machine, or the name of a SuperLink connection in Flower's
+    configuration.
+    """
     given = dict(locals())
-    if seed is not None and seed < 0:
-        raise SartorError(f"a seed must be 0 or more, not {seed}.")
-    if engine not in ("simulation", "deployment"):
-        raise SartorError(f'an engine is "simulation" or "deployment", not "{engine}".')
-    if (engine == "deployment") != (superlink is not None):
-        raise SartorError("--engine deployment is followed by the address of a SuperLink, and only that.")
+    _check_together(given)
     settings, options = _asked(given)
     if out is not None:
         settings = _of_run(Path(out), settings, seed)
@@ -81,12 +104,8 @@ def federate(
     if out is not None:
         _keep(Path(out), settings)
     with tempfile.TemporaryDirectory(prefix="sartor-") as temporary:
-        folder = Path(out or temporary) / _LEDGER
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SartorError(f"{folder} cannot be made: {error.strerror}.") from None
-        options["folder"] = str(folder.resolve())
+        folder = (Path(out or temporary) / _LEDGER).resolve()
+        options.update(folder=str(folder), min_clients=task.clients, wait=_WAIT)
         if not json:
             show(_introduction(given, task))
         start = time.perf_counter()
@@ -96,7 +115,50 @@ def federate(
     if json:
         print_json(found)
     else:
-        show(_conclusion(found, given, out))
+        show(_conclusion(found, given, folder))
+
+
+def _check_together(given: dict[str, Any]) -> None:
+    """Refuse options that contradict each other, before anything is read."""
+    none = given["scheme"] == "none"
+    if given["seed"] is not None and given["seed"] < 0:
+        raise SartorError(f"a seed must be 0 or more, not {given['seed']}.")
+    if given["engine"] not in ("simulation", "deployment"):
+        raise SartorError(f'an engine is "simulation" or "deployment", not "{given["engine"]}".')
+    if (given["engine"] == "deployment") != (given["superlink"] is not None):
+        raise SartorError("--engine deployment is followed by the address of a SuperLink, and only that.")
+    if given["superlink"] is not None:
+        _check_address(given["superlink"])
+    if given["epsilon"] is not None and given["budgets"] is not None:
+        raise SartorError("say once what clients allow: --epsilon or --budgets.")
+    if given["policy"] is not None and given["budgets"] is None:
+        raise SartorError("--policy maps the levels of a file of budgets: it goes with --budgets.")
+    if given["share"] is not None and given["epsilon"] is None:
+        raise SartorError("--share goes with --epsilon.")
+    if none and (given["epsilon"] is not None or given["budgets"] is not None):
+        raise SartorError("--scheme none trains without privacy: leave out the budgets.")
+    if none and given["adaptive_clip"] is not None:
+        raise SartorError("--scheme none clips nothing: leave out --adaptive-clip.")
+    if given["count_noise"] is not None and given["adaptive_clip"] is None:
+        raise SartorError("--count-noise goes with --adaptive-clip.")
+    if given["server_momentum"] and given["server_optimizer"] == "adam":
+        raise SartorError("--server-momentum goes with --server-optimizer sgd.")
+
+
+def _check_address(address: str) -> None:
+    """An address on this machine, or the name of a connection, which Flower knows more of."""
+    if not address.strip():
+        raise SartorError("the address of the SuperLink is empty: give its host and port, as in 127.0.0.1:9093.")
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return
+    if host not in ("127.0.0.1", "localhost", "[::1]"):
+        raise SartorError(
+            "an address alone has no certificates, so it is for this machine; elsewhere give the name of a SuperLink connection in "
+            "Flower's configuration."
+        )
+    if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+        raise SartorError(f'an address ends with a port from 1 to 65535, as in 127.0.0.1:9093, not with "{port}".')
 
 
 def _asked(given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
@@ -104,17 +166,12 @@ def _asked(given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
     from sartor.federated.task import Settings
 
     none = given["scheme"] == "none"
-    ways = [name for name in ("epsilon", "budgets") if given[name] is not None]
-    if len(ways) > 1:
-        raise SartorError("say once what clients allow: --epsilon or --budgets.")
-    if given["policy"] is not None and given["budgets"] is None:
-        raise SartorError("--policy maps the levels of a file of budgets: it goes with --budgets.")
-    if given["share"] is not None and given["epsilon"] is None:
-        raise SartorError("--share goes with --epsilon.")
-    if none and ways:
-        raise SartorError("--scheme none trains without privacy: leave out the budgets.")
-    people = {"epsilon": given["epsilon"] or "", "share": given["share"] or ""} if ways else dict(_BUDGETS)
-    people = {"epsilon": "inf", "share": ""} if none else people
+    if none:
+        people = {"epsilon": "inf", "share": ""}
+    elif given["epsilon"] is not None or given["budgets"] is not None:
+        people = {"epsilon": given["epsilon"] or "", "share": given["share"] or ""}
+    else:
+        people = dict(_BUDGETS)
     named = {name: os.path.abspath(given[name]) if given[name] is not None else "" for name in _PATHS}
     plain: dict[str, Any] = {name: given[name] for name in ("dataset", "clients", "split", "delta", "epochs", "batch", "lr")}
     chosen = secrets.randbits(31) if given["seed"] is None else given["seed"]
@@ -125,7 +182,7 @@ def _asked(given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
         "scheme": "uniform" if none else given["scheme"],
         "clip": _NO_CLIP if none else given["clip"],
         "accountant": given["accountant"],
-        "adaptive": None if given["adaptive_clip"] is None or none else {"quantile": given["adaptive_clip"]},
+        "adaptive": None if given["adaptive_clip"] is None else {"quantile": given["adaptive_clip"], "noise": given["count_noise"]},
         "optimizer": given["server_optimizer"],
         "lr": given["server_lr"],
         "momentum": given["server_momentum"],
@@ -137,90 +194,80 @@ def _asked(given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
 
 
 def _of_run(folder: Path, settings: Settings, seed: int | None) -> Settings:
-    """The settings of the run in a folder, where there is one: who holds which rows under which budget is drawn once, when a run begins."""
+    """The settings of the run in a folder, where one was begun: who holds which rows under which budget is drawn once.
+
+    A ledger has those of its run beside it. Before there is one nothing is charged, and others can be asked for; the seed is kept all the
+    same, as the ledger of a deployment can be on another machine, where its server compares them.
+    """
     from sartor.federated.ledger import Ledger
     from sartor.federated.task import Settings
 
-    path = folder / _SETTINGS
+    begun = Ledger.is_in(folder / _LEDGER)
+    path = (folder / _LEDGER if begun else folder) / _SETTINGS
     if not path.exists():
-        if Ledger.is_in(folder / _LEDGER):
+        if begun:
             raise SartorError(f"the run in {folder} does not say how it was begun, so it cannot go on; a new run needs a new folder.")
         return settings
-    kept = Settings.read(read_json(path, "the run's"))
+    kept = Settings.read(path)
     asked = replace(settings, seed=kept.seed if seed is None else seed)
-    other = [name for name, value in asked.to_json().items() if value != kept.to_json()[name]]
-    if other:
-        raise SartorError(f"the run in {folder} was begun with other settings ({', '.join(other)}); a new run needs a new folder.")
-    return kept
+    if begun:
+        asked.check_same(kept, folder)
+    return asked
 
 
 def _keep(folder: Path, settings: Settings) -> None:
-    """Keep with a run what it is begun with; the split's seed says whose rows are whose, so the file is for its owner alone."""
+    """Keep what was asked for last; the split's seed says whose rows are whose, so the file is for its owner alone."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SartorError(f"{folder} cannot be made: {error.strerror}.") from None
-    if not (folder / _SETTINGS).exists():
-        write_private(folder / _SETTINGS, text.dumps(settings.to_json()).encode(), new=True)
+    write_private(folder / _SETTINGS, text.dumps(settings.to_json()).encode())
 
 
 def _checked(settings: Settings, options: dict[str, Any]) -> Any:
     """The task of these settings, read and planned once here, so that what is wrong is said before an engine starts."""
+    import numpy as np
+
     from sartor.federated.plan import AdaptiveClip, plan
+    from sartor.federated.server import ServerOptimizer
     from sartor.federated.task import task
 
+    ServerOptimizer([np.zeros(1)], options["optimizer"], lr=options["lr"], momentum=options["momentum"])
     with working("reading the data"):
         found = task(settings)
         found.network()
     left_out = ("optimizer", "lr", "momentum", "every", "seed", "adaptive")
     wanted = {name: value for name, value in options.items() if name not in left_out}
     with working("planning"):
-        plan(found.budgets, adaptive=None if options["adaptive"] is None else AdaptiveClip(**options["adaptive"]), **wanted)
+        made = plan(found.budgets, **wanted)
+        if options["adaptive"] is not None:
+            try:
+                replace(made, adaptive=AdaptiveClip(**options["adaptive"]))
+            except Infeasible as error:
+                raise Infeasible(f"{str(error).rstrip('.')} (--count-noise, --per-round, or no --adaptive-clip).") from None
     return found
 
 
 def _simulated(settings: Settings, options: dict[str, Any], clients: int, _: str | None) -> dict[str, Any]:
     """In Flower's simulation engine, on this machine's cores."""
-    _quiet()
-    try:
-        from flwr.simulation import run_simulation
+    from importlib.util import find_spec
 
-        from sartor.federated import app
-    except ImportError as error:
-        raise SartorError("federated learning needs flwr and ray: pip install 'sartor[federated]'.") from error
     from sartor.progress import bar
 
-    options.update(min_clients=clients, wait=600.0)
-    failed: list[BaseException] = []
-    result = Path(options["folder"]) / app.RESULT
-    result.unlink(missing_ok=True)  # of a server before this one
+    _keep_to_ourselves()
+    if find_spec("flwr") is None or find_spec("ray") is None:
+        raise SartorError("federated learning needs flwr and ray: pip install 'sartor[federated]'.")
+    from sartor.federated import app
+
     with bar("rounds", options["rounds"]) as advance:
-        server = app.server_app(settings, options, lambda number, accuracy: advance(number))
-        try:
-            run_simulation(server, app.client_app(settings), num_supernodes=clients, backend_config=_cores())
-        except SartorError:
-            raise
-        except Exception as error:
-            failed.append(error)
-    if failed or not result.exists():
-        raise SartorError(f"the simulation failed: {failed[0] if failed else 'it left no result'}.")
-    found: dict[str, Any] = text.loads(result.read_text())
-    return found
+        return app.simulate(settings, options, clients, advance)
 
 
-def _cores() -> dict[str, Any]:
-    here = {"num_cpus": os.cpu_count() or 1, "include_dashboard": False}
-    return {"init_args": here, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-
-
-def _quiet() -> None:
-    """No telemetry, no update checks, and of Flower's log only what went wrong."""
-    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
-        os.environ.setdefault(name, "0")
-    os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+def _keep_to_ourselves() -> None:
+    """No telemetry and no checks for updates, where nobody has asked for them."""
+    for name, value in {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as Ray will have it, which it otherwise says at length
 
 
 def _deployed(settings: Settings, options: dict[str, Any], clients: int, address: str | None) -> dict[str, Any]:
@@ -232,8 +279,7 @@ def _deployed(settings: Settings, options: dict[str, Any], clients: int, address
 
     if find_spec("flwr") is None:
         raise SartorError("federated learning needs flwr: pip install 'sartor[federated]'.")
-    _quiet()
-    options.update(min_clients=clients, wait=600.0)
+    _keep_to_ourselves()
     with tempfile.TemporaryDirectory(prefix="sartor-app-") as folder, bar("rounds", options["rounds"]) as advance:
         environment = {**os.environ, **_connection(Path(folder), address)}
         app = Path(folder) / "app"
@@ -248,9 +294,9 @@ def _deployed(settings: Settings, options: dict[str, Any], clients: int, address
                     process.terminate()
                     found: dict[str, Any] = text.loads(rest)
                     return found
-                number = re.search(r"\[ROUND (\d+)/", line)
-                if number:
-                    advance(int(number[1]))
+                begun = re.search(r"\[ROUND (\d+)/(\d+)\]", line)  # of those that this server has left
+                if begun:
+                    advance(options["rounds"] - int(begun[2]) + int(begun[1]) - 1)
                 last = line.strip() or last
     raise SartorError(f"the deployment at {address} gave no result; its last words: {last}")
 
@@ -259,11 +305,6 @@ def _connection(folder: Path, address: str) -> dict[str, str]:
     """What tells Flower where the SuperLink is: its own configuration by name, or an address on this machine, which needs no encryption."""
     if ":" not in address:
         return {}
-    if address.rsplit(":", 1)[0] not in ("127.0.0.1", "localhost", "[::1]"):
-        raise SartorError(
-            "an address alone has no certificates, so it is for this machine; elsewhere give the name of a SuperLink connection in "
-            "Flower's configuration."
-        )
     (folder / "config.toml").write_text(f'[superlink]\ndefault = "sartor"\n\n[superlink.sartor]\naddress = "{address}"\ninsecure = true\n')
     return {"FLWR_HOME": str(folder)}
 
@@ -290,16 +331,28 @@ def _introduction(given: dict[str, Any], task: Any) -> str:
     )
 
 
-def _conclusion(found: dict[str, Any], given: dict[str, Any], out: str | None) -> str:
+def _conclusion(found: dict[str, Any], given: dict[str, Any], folder: Path) -> str:
     lines = [f"Accuracy on the public test rows: {found['accuracy']:.1%} ({found['rounds']} rounds in {found['seconds']:.0f} s)", ""]
     lines += [f"{'epsilon':>14} {'clients':>10} {'spent':>14}"]
     for row in found["groups"]:
         lines.append(f"{_cell(row['epsilon']):>14} {row['holders']:>10,} {_cell(row['spent']):>14}")
-    lines += ["", "No client spent more than it allowed, and each can be sent its own account."]
-    if not found["private"]:
-        lines.append("The run was seeded: its noise can be repeated, so it protects nobody.")
-    lines.append("Nothing was kept: --out keeps the model and the accounts." if out is None else f"The run is in {out}.")
-    return "\n".join(lines)
+    lines.append("")
+    if not found["plan"]["noise_multiplier"]:
+        lines.append("All clients are public: there was no noise, and the run protects nobody.")
+    else:
+        lines.append("No client spent more than it allowed, and each can be sent its own account.")
+        if not found["private"]:
+            lines.append("The run was seeded: its noise can be repeated, so it protects nobody.")
+    return "\n".join([*lines, _kept(given, folder)])
+
+
+def _kept(given: dict[str, Any], folder: Path) -> str:
+    """Where the run is now: in a deployment the folder is one of the server app."""
+    if given["superlink"] is None:
+        return "Nothing was kept: --out keeps the model and the accounts." if given["out"] is None else f"The run is in {given['out']}."
+    if given["out"] is None:
+        return f"Nothing was kept on this machine; on the server app's, if it is another, the run is in {folder}."
+    return f"The run is in {folder} on the server app's machine; {given['out']} on this one has its settings."
 
 
 def _cell(value: Any) -> str:

@@ -2,12 +2,19 @@
 
 `client` and `server` are what Flower loads; both read their settings from the run's configuration. In a deployment a SuperNode says which
 client it is by `partition-id`, under which key by `client-key`, and which budget it allows, in its node configuration.
+
+It is a rehearsal on shared data: the settings hold the seed of the split, so every client can work out everybody's rows and budgets. Real
+clients have data and budgets of their own, and an app of their own: examples/federated.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +22,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from sartor.errors import SartorError
+from sartor.errors import NoNoise, RarelyUsed, SartorError
 from sartor.federated.flower import PrivateFedAvg, private
+from sartor.federated.ledger import Ledger
 from sartor.federated.plan import AdaptiveClip
 from sartor.federated.task import Settings, Task, task
+from sartor.files import write_private
 
 try:
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -27,8 +36,8 @@ try:
 except ImportError as error:
     raise ImportError("federated learning on Flower needs flwr: pip install 'sartor[federated]'.") from error
 
-RESULT = "result.json"
-Report = Callable[[int, float], None]
+RESULT, SETTINGS = "result.json", "settings.json"
+Report = Callable[[int], None]
 
 
 def client_app(settings: Settings | None = None) -> ClientApp:
@@ -68,7 +77,7 @@ def server_app(settings: Settings | None = None, wanted: dict[str, Any] | None =
 
 
 def run(grid: Grid, made: Task, options: dict[str, Any], report: Report | None = None) -> dict[str, Any]:
-    """Run a task to the end of its plan, and what came of it."""
+    """Run a task to the end of its plan, and what came of it; `report` is told after every round how many are done."""
     folder, every = str(options.pop("folder")), int(options.pop("every", 1))
     timeout = float(options.pop("timeout", 3600))
     if options.get("adaptive") is not None:
@@ -77,13 +86,15 @@ def run(grid: Grid, made: Task, options: dict[str, Any], report: Report | None =
     history: list[tuple[int, float]] = []
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if not number:  # before the first round of this server
+            _bind(strategy.ledger, made.settings)
         # rounds are counted from the first server on, also by one that goes on
         done = strategy.ledger.charged
+        if report is not None:
+            report(done)
         if number and number % every and strategy.ledger.left:
             return None
         history.append((done, made.accuracy(arrays.to_torch_state_dict())))
-        if report is not None:
-            report(*history[-1])
         return MetricRecord({"accuracy": history[-1][1]})
 
     result = strategy.start(grid, ArrayRecord(made.network().state_dict()), timeout=timeout, evaluate_fn=evaluate)
@@ -101,10 +112,64 @@ def run(grid: Grid, made: Task, options: dict[str, Any], report: Report | None =
     return found
 
 
+def _bind(ledger: Ledger, settings: Settings) -> None:
+    """Keep beside a new ledger what its run is begun with, and refuse others for a run that goes on: they would deal rows out anew.
+
+    The split's seed says whose rows are whose, so the file is for its owner alone.
+    """
+    path = ledger.folder / SETTINGS
+    if not ledger.charged and not path.exists():
+        write_private(path, json.dumps(settings.to_json()).encode(), new=True)
+    else:
+        settings.check_same(Settings.read(path), ledger.folder)
+
+
+def simulate(settings: Settings, options: dict[str, Any], clients: int, report: Report | None = None) -> dict[str, Any]:
+    """Run a task in Flower's simulation engine, on this machine's cores, and what came of it.
+
+    What planning warns of was said when the task was checked; of Flower's and Ray's own words only errors are shown.
+    """
+    from flwr.simulation import run_simulation
+
+    result = Path(options["folder"]) / RESULT
+    result.unlink(missing_ok=True)  # of a server before this one
+    try:
+        with _quiet():
+            run_simulation(server_app(settings, options, report), client_app(settings), num_supernodes=clients, backend_config=backend())
+    except SartorError:
+        raise
+    except Exception as error:
+        raise SartorError(f"the simulation failed: {error}.") from error
+    if not result.exists():
+        raise SartorError("the simulation failed: it left no result.")
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def backend() -> dict[str, Any]:
+    """How Flower starts Ray: on all cores, a client on each, and quietly."""
+    ray = {"num_cpus": os.cpu_count() or 1, "include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    return {"init_args": ray, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    flower = logging.getLogger("flwr")
+    level = flower.level
+    flower.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            for category in (RarelyUsed, NoNoise, FutureWarning, DeprecationWarning):
+                warnings.simplefilter("ignore", category)
+            yield
+    finally:
+        flower.setLevel(level)
+
+
 def _settings(context: Context) -> Settings:
     if "settings" not in context.run_config:
         raise SartorError("this app reads its settings from the run's configuration, and there are none.")
-    read = Settings.read(json.loads(str(context.run_config["settings"])))
+    read = Settings.from_json(json.loads(str(context.run_config["settings"])))
     own = context.node_config.get("data")  # a node knows best where its data is
     return replace(read, data=str(own)) if own else read
 

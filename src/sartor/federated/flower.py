@@ -117,8 +117,8 @@ class PrivateFedAvg(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Enrol, plan, and run the rounds that the plan has left (at most `num_rounds` of them)."""
+        self.begin(grid, initial_arrays)
         try:
-            self.begin(grid, initial_arrays)
             left = self.ledger.left if num_rounds is None else min(num_rounds, self.ledger.left)
             result = super().start(grid, self._record(), left, timeout, train_config, evaluate_config, evaluate_fn)
             if not result.arrays:
@@ -126,18 +126,25 @@ class PrivateFedAvg(Strategy):
             self.send_accounts(grid)
             return result
         finally:
-            if self._ledger is not None:
-                self._ledger.close()
+            self.ledger.close()
 
     def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
-        """Enrol and plan, or go on with the run in the folder."""
+        """Enrol and plan, or go on with the run in the folder, which is this server's until its ledger is closed."""
+        try:
+            self._begin(grid, initial_arrays)
+        except BaseException:
+            if self._ledger is not None:
+                self._ledger.close()
+            raise
+
+    def _begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         self._names, arrays = list(initial_arrays), [array.numpy() for array in initial_arrays.values()]
         self._optimizer = ServerOptimizer(arrays, **self._server)
         self._heard, self._tries = set(), {}
         if Ledger.is_in(self.folder):
             self._ledger = Ledger(self.folder)
             self._check_same(self._ledger, arrays)
-            self._meet(grid, self._min_clients)
+            self._meet(grid, min(self._min_clients, len(self._ledger.keys) - len(self._ledger.withdrawn)), patient=True)
         else:
             self._ledger = self._enrolled(grid, arrays)
         ledger = self._ledger
@@ -195,7 +202,7 @@ class PrivateFedAvg(Strategy):
         settings = self._settings(arrays)
         return Ledger.create(self.folder, made, found.keys, found.budgets, seeded=self._seed is not None, settings=settings)
 
-    def _ask(self, grid: Grid, nodes: Iterable[int], end: float, *, patient: bool = False) -> list[tuple[int, dict[str, Any]]]:
+    def _ask(self, grid: Grid, nodes: Iterable[int], end: float, *, patient: bool) -> list[tuple[int, dict[str, Any]]]:
         """What nodes declare that have not done so yet; those without a key are left out.
 
         Those silent twice are not asked again, unless one is `patient`. No single asking takes all of the time until `end`.
@@ -216,14 +223,14 @@ class PrivateFedAvg(Strategy):
                 found.append((node, answer))
         return found
 
-    def _link(self, grid: Grid, nodes: Iterable[int], end: float) -> None:
+    def _link(self, grid: Grid, nodes: Iterable[int], end: float, *, patient: bool) -> None:
         """Which client speaks through a node that was not there before.
 
         A client that came back speaks through its new node alone. One that now allows less than it is planned for, or what cannot be used,
         is not asked any more: it is charged for the rounds to come, as everyone is, and contributes nothing to them.
         """
         policy, delta, budgets = self._enrolment["policy"], self._enrolment["delta"], self.ledger.budgets
-        for node, answer in self._ask(grid, nodes, end):
+        for node, answer in self._ask(grid, nodes, end, patient=patient):
             name = str(answer["key"])
             place = self.ledger.client(name)
             if place is None:
@@ -233,12 +240,12 @@ class PrivateFedAvg(Strategy):
             if declares(answer) and (said is None or said[0] < budgets.epsilon[place] or said[1] < budgets.delta[place]):
                 self.ledger.withdraw(place)
 
-    def _meet(self, grid: Grid, least: int) -> set[int]:
+    def _meet(self, grid: Grid, least: int, *, patient: bool = False) -> set[int]:
         """The nodes that are there, once `least` clients that can be asked are among them."""
         end = time.monotonic() + self._wait
         while True:
             there = set(grid.get_node_ids())
-            self._link(grid, there, end)
+            self._link(grid, there, end, patient=patient)
             present = sum(node in there and self._can_be_asked(name) for name, node in self._speaker.items())
             if present >= least:
                 return there

@@ -182,15 +182,15 @@ class Ledger:
 
     def client_accounts(self, keys: Sequence[str]) -> dict[str, ClientAccount]:
         """The same for several clients at once, each to be sent to its own."""
-        spent = self.account().spent
-        found = {}
+        account = self.account()
+        spent, found = account.spent, {}
         for key in keys:
             place = self.client(key)
             if place is None:
                 raise SartorError("there is no client of this key.")
             epsilon, delta = float(self.budgets.epsilon[place]), float(self.budgets.delta[place])
             own = float(spent[self._group[place]])
-            found[key] = ClientAccount(epsilon, delta, own, self._charged, self.plan.rounds, not self.seeded)
+            found[key] = ClientAccount(epsilon, delta, own, self._charged, self.plan.rounds, account.private)
         return found
 
     def save(self, state: Mapping[str, Any]) -> None:

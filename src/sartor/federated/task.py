@@ -5,8 +5,11 @@ Settings are plain numbers and texts, so that they travel in a Flower app's conf
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 
 from sartor.budgets import Budgets, Policy
 from sartor.data import Data, load
+from sartor.documents import read_json
 from sartor.errors import SartorError
 from sartor.federated import splits
 from sartor.federated.local import accuracy, train_locally
@@ -23,6 +27,7 @@ from sartor.models import registry
 from sartor.numbers import numbers
 
 DATASETS = ("digits", "fashion-mnist", "mnist")
+_SEEDS = 2**63  # as many as torch can tell apart
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,49 @@ class Settings:
     seed: int = 0
     """Of the split, the choice of budgets and the first model; not of coins and noise."""
 
+    def __post_init__(self) -> None:
+        for name in ("clients", "epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise SartorError(f"--{name} must be 1 or more, not {getattr(self, name)}.")
+        if not 0 < self.lr < math.inf:
+            raise SartorError(f"--lr must be positive and finite, not {self.lr}.")
+        if not 0 <= self.seed < _SEEDS:
+            raise SartorError(f"a seed must be 0 or more and below 2^63, not {self.seed}.")
+
     @classmethod
-    def read(cls, values: dict[str, Any]) -> Settings:
-        """The settings among other values."""
-        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+    def from_json(cls, document: Any) -> Settings:
+        """The settings of a JSON document that has all of them, each of its type: a default would deal rows and budgets out anew."""
+        try:
+            return cls(**{field.name: _of_type(type(field.default), document[field.name]) for field in fields(cls)})
+        except (KeyError, TypeError):
+            raise SartorError("these are not the settings of a federated task: some are missing, or of another type.") from None
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Settings:
+        """The settings in a file."""
+        try:
+            return cls.from_json(read_json(path, "the run's"))
+        except SartorError as error:
+            raise SartorError(f"the run in {Path(path).parent} cannot go on: {error}") from None
 
     def to_json(self) -> dict[str, Any]:
         """These settings as plain values."""
         return asdict(self)
+
+    def check_same(self, kept: Settings, folder: str | os.PathLike[str]) -> None:
+        """Refuse to go on with the run in a folder that was begun with others."""
+        begun = kept.to_json()
+        other = [name for name, value in self.to_json().items() if value != begun[name]]
+        if other:
+            raise SartorError(f"the run in {folder} was begun with other settings ({', '.join(other)}); a new run needs a new folder.")
+
+
+def _of_type(kind: type, value: Any) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise TypeError
+    return value
 
 
 @dataclass(frozen=True)
@@ -102,6 +142,8 @@ class Task:
         given = self.settings
         deltas = numbers(given.delta, "--delta")
         if given.budgets:
+            if len(deltas) > 1:
+                raise SartorError("with --budgets, --delta is one number, for the rows that have none of their own.")
             policy = Policy.from_toml(given.policy) if given.policy else None
             return Budgets.from_csv(given.budgets, delta=deltas[0], policy=policy, holders=[str(i) for i in range(self.clients)])
         epsilon, share = numbers(given.epsilon, "--epsilon"), numbers(given.share, "--share") if given.share else [1.0]

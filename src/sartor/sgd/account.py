@@ -30,12 +30,17 @@ class Account:
         """Epsilon that each group has spent so far, at its delta, by the plan's accountant."""
         return self.plan.spent_after(self.steps)
 
+    @property
+    def private(self) -> bool:
+        """Whether the run protects anyone: with noise, and with one that cannot be repeated."""
+        return not self.seeded and self.plan.noise_multiplier > 0
+
     def to_json(self) -> dict[str, Any]:
         """This account as a JSON document; groups of fewer than ten holders are merged, and show their budgets' range as spend."""
         return {
             "steps": self.steps,
             "planned_steps": self.plan.steps,
-            "private": not self.seeded,
+            "private": self.private,
             "accountant": self.plan.accountant,
             "groups": [
                 {
