@@ -73,4 +73,4 @@ def sync_folder(folder: Path) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise SartorError(f"{folder} cannot be brought to the disk: {error.strerror}.") from None
+        raise SartorError(f"{folder} cannot be brought to the disk: {error.strerror or error}.") from None

@@ -278,6 +278,17 @@ def test_a_run_goes_on_with_its_own_model_alone(tmp_path, arrays):
         PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=0.2).start(grid, record(arrays))
 
 
+def test_a_state_without_a_clip_is_refused_before_anything_is_charged(tmp_path):
+    grid = LocalGrid(public(3))
+    strategy, _ = start(tmp_path, grid, rounds=4, num_rounds=1)
+    with Ledger(tmp_path) as ledger:
+        ledger.save({"server": strategy._optimizer.state()})
+    with pytest.raises(SartorError, match="no clip"):
+        start(tmp_path, grid, rounds=4)
+    with Ledger(tmp_path) as ledger:
+        assert ledger.charged == 1
+
+
 def test_masks_do_not_keep_a_client_from_contributing(tmp_path):
     begin = {"vector": np.zeros(3, np.float32), "mask": np.array([True, False])}
 
@@ -401,7 +412,10 @@ def test_clients_declare_budgets_and_get_their_own_account(tmp_path):
 
 def test_nodes_that_do_not_declare_are_refused_where_that_was_asked(tmp_path):
     nodes = {i: node(i, moves(), **({"epsilon": 2.0, "delta": 1e-3} if i < 12 else {})) for i in range(15)}
-    strategy = PrivateFedAvg(str(tmp_path), rounds=2, per_round=5, min_clients=15, wait=0.2, undeclared="refuse")
+    options = {"rounds": 2, "per_round": 5, "wait": 0.2, "undeclared": "refuse", "accountant": "rdp"}
+    with pytest.raises(SartorError, match=r"12 clients with budgets .* 13 are needed; 3 more declared no budget"):
+        PrivateFedAvg(str(tmp_path), min_clients=13, **options).start(LocalGrid(nodes), record())
+    strategy = PrivateFedAvg(str(tmp_path), min_clients=12, **options)
     strategy.start(LocalGrid(nodes), record())
     assert len(strategy.ledger.keys) == 12
 
@@ -422,7 +436,7 @@ def test_two_nodes_that_disagree_under_one_key_take_no_part(tmp_path):
 
 def test_too_few_clients_and_impossible_plans_stop_before_anything_is_written(tmp_path):
     nodes = {i: node(i, moves(), epsilon=1.0, delta=1e-3) for i in range(12)}
-    with pytest.raises(SartorError, match="12 clients have answered"):
+    with pytest.raises(SartorError, match="12 clients with budgets have answered"):
         PrivateFedAvg(str(tmp_path / "a"), rounds=2, per_round=5, min_clients=13, wait=0.1).start(LocalGrid(nodes), record())
     adaptive = federated.AdaptiveClip(noise=0.01)
     with pytest.raises(Infeasible):

@@ -173,7 +173,7 @@ def test_a_failure_after_writing_is_charged(tmp_path, monkeypatch):
         right(descriptor)
 
     monkeypatch.setattr(store.os, "fsync", second_time)
-    with pytest.raises(OSError, match="folder"):
+    with pytest.raises(SartorError, match="brought to the disk: the folder cannot be synced"):
         made.aggregate()
     monkeypatch.undo()
     assert len(SavedVotes(path).accounts) == 1

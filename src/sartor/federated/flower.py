@@ -158,6 +158,8 @@ class PrivateFedAvg(Strategy):
         if saved is not None:
             self._optimizer.load(saved.get("server", {}))
             self._clip = float(saved.get("clip", np.nan))
+            if not 0 < self._clip < np.inf:
+                raise SartorError(f"the state in {self.folder} has no clip, so the run cannot go on from it.")
         self._model: list[NDArray[Any]] = self._optimizer.model
         self._round: Round | None = None
         self._token = ""
@@ -189,15 +191,17 @@ class PrivateFedAvg(Strategy):
                     self._disputed.add(name)
                 self._speaker[name] = node
             agreed = {name: answer for name, answer in self._declared.items() if name not in self._disputed}
-            if len(agreed) >= self._min_clients:
+            late = time.monotonic() > end
+            found = enrol(agreed, **self._enrolment) if len(agreed) >= self._min_clients or (late and agreed) else None
+            if found is not None and len(found.keys) >= self._min_clients:
                 break
-            if time.monotonic() > end:
+            if late:
+                taken, refused = (0, 0) if found is None else (len(found.keys), found.refused)
                 raise SartorError(
-                    f"{len(agreed)} clients have answered within {self._wait:g} s, and {self._min_clients} are needed"
-                    + (f"; {len(self._disputed)} keys were declared twice, with different budgets." if self._disputed else ".")
+                    f"{taken} clients with budgets have answered within {self._wait:g} s, and {self._min_clients} are needed; {refused} "
+                    f"more declared no budget that can be used, and {len(self._disputed)} keys were declared twice, with different budgets."
                 )
             time.sleep(_POLL)
-        found = enrol(agreed, **self._enrolment)
         made = plan(found.budgets, **self._wanted)
         settings = self._settings(arrays)
         return Ledger.create(self.folder, made, found.keys, found.budgets, seeded=self._seed is not None, settings=settings)
