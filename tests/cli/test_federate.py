@@ -1,9 +1,7 @@
 """`sartor federate`: options that cannot be, and a real run in Flower's simulation engine."""
 
-import inspect
 import json
 import logging
-import re
 import runpy
 import subprocess
 import sys
@@ -118,17 +116,11 @@ def test_noise_on_the_count_is_an_option(run, monkeypatch):
     assert json.loads(out)["rounds"] == 50
 
 
-def test_help_says_every_default_and_what_an_address_is(run):
+def test_help_says_what_an_engine_and_an_address_are(run):
     _, out, _ = run("federate", "--help")
-    assert "\\" not in out
-    said = {block.split()[0].replace("-", "_"): " ".join(block.split()) for block in re.split(r"\n  --", out)[1:]}
-    defaults = {name: parameter.default for name, parameter in inspect.signature(command.federate).parameters.items() if name in said}
-    assert set(said) == {*defaults, "help"}
-    for name, default in defaults.items():
-        shown = re.search(r"\[default: (.*)\]", said[name])
-        assert (shown and shown[1]) == (None if default is None or default is False else str(default))
-    assert "a rehearsal on shared data" in said["engine"]
-    assert "ADDRESS is for --engine deployment: the host and port of a SuperLink on this machine, or the name" in " ".join(out.split())
+    said = " ".join(out.split())
+    assert "a rehearsal on shared data" in said
+    assert "ADDRESS is for --engine deployment: the host and port of a SuperLink on this machine, or the name" in said
 
 
 def test_a_simulation_on_flower(tmp_path):

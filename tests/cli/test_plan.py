@@ -172,6 +172,8 @@ def test_help_names_every_option_and_is_no_error(run):
     assert (code, err) == (0, "")
     for option in ("--epsilon", "--share", "--holders", "--delta", "--budgets", "--policy", "--scheme", "--reserve", "--out", "--json"):
         assert option in out
+    assert "[default: scale]" in " ".join(out.split())
+    assert "\\" not in out
 
 
 # --- files ---

@@ -11,6 +11,7 @@ import warnings
 from typing import Any, TextIO
 
 import typer
+import typer.core
 
 from sartor.cli import account, demo, federate, pate, plan, train
 from sartor.cli.output import say
@@ -18,6 +19,14 @@ from sartor.errors import SartorError, SartorWarning
 
 # what a wrong option raises: typer's own where it has one, click's before
 _USAGE: type[Any] = getattr(typer, "TyperException", None) or importlib.import_module("click").ClickException
+
+
+class _Command(typer.core.TyperCommand):
+    """A command whose help shows brackets as they are: Typer before 0.21, which Flower needs, marks them for rich text."""
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace("\\[", "[")
+
 
 app = typer.Typer(
     name="sartor",
@@ -27,12 +36,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("plan")(plan.plan)
-app.command("train")(train.train)
-app.command("pate")(pate.pate)
-app.command("federate")(federate.federate)
-app.command("account")(account.account)
-app.command("demo")(demo.demo)
+app.command("plan", cls=_Command)(plan.plan)
+app.command("train", cls=_Command)(train.train)
+app.command("pate", cls=_Command)(pate.pate)
+app.command("federate", cls=_Command)(federate.federate)
+app.command("account", cls=_Command)(account.account)
+app.command("demo", cls=_Command)(demo.demo)
 
 
 def _show_warning(

@@ -37,57 +37,51 @@ _BUDGETS = {"epsilon": "1,2,3", "share": "0.34,0.43,0.23"}
 _PATHS = ("data", "budgets", "policy")
 
 
-def _option(help: str, default: Any = None, **more: Any) -> Any:
-    """An option that says its default itself: not every version of Typer that Flower allows prints it as it should be."""
-    return typer.Option(help=help if default is None else f"{help} [default: {default}]", show_default=False, **more)
-
-
 def federate(
-    dataset: Annotated[str, _option("digits, mnist or fashion-mnist.", "digits")] = "digits",
-    data: Annotated[str | None, _option("Where the data set's files are; otherwise $SARTOR_DATA or data.", metavar="DIR")] = None,
-    clients: Annotated[int, _option("Number of clients (writers are as many as there are).", 100)] = 100,
-    per_round: Annotated[float, _option("Expected number of clients in a round.", 30)] = 30,
-    rounds: Annotated[int, _option("Number of rounds.", 50)] = 50,
-    epsilon: Annotated[str | None, _option("Epsilon of each group, separated by commas; inf marks public clients.")] = None,
-    share: Annotated[str | None, _option("Share of the clients in each group, separated by commas.")] = None,
-    delta: Annotated[str, _option("Delta, one for all or one per group.", "1e-4")] = "1e-4",
-    budgets: Annotated[str | None, _option("CSV of holder,epsilon[,delta] or holder,level by client.", metavar="FILE")] = None,
-    policy: Annotated[str | None, _option("TOML that maps levels to numbers.", metavar="FILE")] = None,
-    scheme: Annotated[str, _option("sample, scale, hybrid, uniform, or none (no privacy).", "sample")] = "sample",
-    mix: Annotated[float | None, _option("hybrid: share of sampling, in [0, 1].")] = None,
-    public_rate: Annotated[float | None, _option("Rate of public clients.")] = None,
-    public_clip: Annotated[float | None, _option("Clip of public clients.")] = None,
-    accountant: Annotated[str, _option("pld (tight) or rdp.", "pld")] = "pld",
-    clip: Annotated[float, _option("Clip norm of an update; its mean, where clips are personal.", 1.0)] = 1.0,
-    adaptive_clip: Annotated[float | None, _option("Let the clip follow this quantile of norms.", metavar="QUANTILE")] = None,
+    dataset: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
+    data: Annotated[str | None, typer.Option(help="Where the data set's files are; otherwise $SARTOR_DATA or data.", metavar="DIR")] = None,
+    clients: Annotated[int, typer.Option(help="Number of clients (writers are as many as there are).")] = 100,
+    per_round: Annotated[float, typer.Option(help="Expected number of clients in a round.")] = 30,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 50,
+    epsilon: Annotated[str | None, typer.Option(help="Epsilon of each group, separated by commas; inf marks public clients.")] = None,
+    share: Annotated[str | None, typer.Option(help="Share of the clients in each group, separated by commas.")] = None,
+    delta: Annotated[str, typer.Option(help="Delta, one for all or one per group.")] = "1e-4",
+    budgets: Annotated[str | None, typer.Option(help="CSV of holder,epsilon[,delta] or holder,level by client.", metavar="FILE")] = None,
+    policy: Annotated[str | None, typer.Option(help="TOML that maps levels to numbers.", metavar="FILE")] = None,
+    scheme: Annotated[str, typer.Option(help="sample, scale, hybrid, uniform, or none (no privacy).")] = "sample",
+    mix: Annotated[float | None, typer.Option(help="hybrid: share of sampling, in [0, 1].")] = None,
+    public_rate: Annotated[float | None, typer.Option(help="Rate of public clients.")] = None,
+    public_clip: Annotated[float | None, typer.Option(help="Clip of public clients.")] = None,
+    accountant: Annotated[str, typer.Option(help="pld (tight) or rdp.")] = "pld",
+    clip: Annotated[float, typer.Option(help="Clip norm of an update; its mean, where clips are personal.")] = 1.0,
+    adaptive_clip: Annotated[float | None, typer.Option(help="Let the clip follow this quantile of norms.", metavar="QUANTILE")] = None,
     count_noise: Annotated[
-        float | None, _option("With --adaptive-clip: noise on the count of short updates; otherwise a twentieth of --per-round.")
+        float | None, typer.Option(help="With --adaptive-clip: noise on the count of short updates; otherwise a twentieth of --per-round.")
     ] = None,
-    split: Annotated[str, _option("iid, dirichlet:0.3, pachinko:0.1:10 or writer.", "iid")] = "iid",
-    model: Annotated[str | None, _option("Model by name; otherwise the usual one for the data.")] = None,
-    epochs: Annotated[int, _option("Epochs of a client in a round.", 5)] = 5,
-    batch: Annotated[int, _option("Size of a client's batches.", 20)] = 20,
-    lr: Annotated[float, _option("Learning rate of clients.", 0.1)] = 0.1,
-    server_optimizer: Annotated[str, _option("sgd or adam.", "sgd")] = "sgd",
-    server_lr: Annotated[float, _option("Learning rate of the server.", 1.0)] = 1.0,
-    server_momentum: Annotated[float, _option("Momentum of the server's sgd.", 0.0)] = 0.0,
+    split: Annotated[str, typer.Option(help="iid, dirichlet:0.3, pachinko:0.1:10 or writer.")] = "iid",
+    model: Annotated[str | None, typer.Option(help="Model by name; otherwise the usual one for the data.")] = None,
+    epochs: Annotated[int, typer.Option(help="Epochs of a client in a round.")] = 5,
+    batch: Annotated[int, typer.Option(help="Size of a client's batches.")] = 20,
+    lr: Annotated[float, typer.Option(help="Learning rate of clients.")] = 0.1,
+    server_optimizer: Annotated[str, typer.Option(help="sgd or adam.")] = "sgd",
+    server_lr: Annotated[float, typer.Option(help="Learning rate of the server.")] = 1.0,
+    server_momentum: Annotated[float, typer.Option(help="Momentum of the server's sgd.")] = 0.0,
     engine: Annotated[
         str,
-        _option(
-            "simulation on this machine, or deployment at ADDRESS: a rehearsal on shared data, as every client is sent the seed of the "
-            "split and all budgets; for real clients write an app (examples/federated).",
-            "simulation",
+        typer.Option(
+            help="simulation on this machine, or deployment at ADDRESS: a rehearsal on shared data, as every client is sent the seed of "
+            "the split and all budgets; for real clients write an app (examples/federated)."
         ),
     ] = "simulation",
     superlink: Annotated[str | None, typer.Argument(metavar="ADDRESS", help="deployment: where the SuperLink is.")] = None,
     out: Annotated[
         str | None,
-        _option(
-            "Folder to keep the run in; an interrupted run in it goes on. In a deployment it is one on the server app's machine.",
+        typer.Option(
+            help="Folder to keep the run in; an interrupted run in it goes on. In a deployment it is one on the server app's machine.",
             metavar="RUN",
         ),
     ] = None,
-    seed: Annotated[int | None, _option("For tests: a seeded run can be repeated, and is not private.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For tests: a seeded run can be repeated, and is not private.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Train one model over clients so that every client gets the privacy that it asked for.
