@@ -8,6 +8,7 @@ import sys
 import tomllib
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -210,14 +211,19 @@ def test_a_run_that_goes_on_deals_rows_and_budgets_as_when_it_began(app, tmp_pat
     for path in (tmp_path / "settings.json", tmp_path / "ledger" / "settings.json"):
         assert path.stat().st_mode & 0o777 == 0o600
     assert _of_run(tmp_path, later, None) == first
-    with pytest.raises(SartorError, match=r"other settings \(clients, seed\)"):
-        _of_run(tmp_path, Settings(clients=21, epsilon="1", share="", seed=8), 8)
+    with pytest.raises(SartorError, match=r"other settings \(clients\)"):
+        _of_run(tmp_path, Settings(clients=21, epsilon="1", share="", seed=8), None)
+    with pytest.raises(SartorError, match="another seed"):
+        _of_run(tmp_path, later, 8)
     # the server compares as well, as it may be on another machine
     with pytest.raises(SartorError, match=r"other settings \(seed\)"):
         app.run(Task(later), Task(later), options.copy())
     assert json.loads((tmp_path / "ledger" / "rounds.json").read_text())["charged"] == 2
-    assert app.run(Task(first), Task(first), options.copy())["rounds"] == 4
+    found = app.run(Task(first), Task(first), options.copy())
+    assert found["rounds"] == 4
+    assert [point["round"] for point in found["history"]] == [0, 1, 2, 3, 4]  # of both servers
     (tmp_path / "ledger" / "settings.json").unlink()
+    (tmp_path / "settings.json").unlink()
     with pytest.raises(SartorError, match="does not say how it was begun"):
         _of_run(tmp_path, first, None)
     with pytest.raises(SartorError, match="cannot be read"):
@@ -279,10 +285,11 @@ def test_a_simulation_is_quiet(app, tmp_path, monkeypatch):
     def simulation(server, client, num_supernodes, backend_config):
         said.append((flower.isEnabledFor(logging.WARNING), flower.isEnabledFor(logging.ERROR), backend_config["init_args"]))
         warnings.warn("said when the task was checked", NoNoise, stacklevel=1)  # an error in these tests, unless it is ignored
-        (tmp_path / "result.json").write_text('{"rounds": 1}')
+        server(Task(settings), SimpleNamespace(run_config={}))
 
+    settings = Settings(clients=20, epsilon="1", share="")
     monkeypatch.setattr(flwr.simulation, "run_simulation", simulation)
-    assert app.simulate(Settings(), {"folder": str(tmp_path)}, 100) == {"rounds": 1}
+    assert app.simulate(settings, {"folder": str(tmp_path), "rounds": 1}, 20)["rounds"] == 1
     assert said[0][:2] == (False, True)
     assert said[0][2]["log_to_driver"] is False
     assert flower.level == before
@@ -296,6 +303,17 @@ def test_a_simulation_that_leaves_no_result_has_failed(app, tmp_path, monkeypatc
     monkeypatch.setattr(flwr.simulation, "run_simulation", lambda *_, **__: None)
     with pytest.raises(SartorError, match="left no result"):
         app.simulate(Settings(), {"folder": str(tmp_path)}, 100)
+    assert (tmp_path / "result.json").exists()  # and is not lost by what failed
+
+
+def test_a_run_cut_off_before_its_first_round_can_go_on(app, tmp_path):
+    settings = Settings(clients=20, epsilon="1", share="", seed=7)
+    _keep(tmp_path, settings)
+    budgets = Task(settings).budgets
+    made = federated.plan(budgets, rounds=4, per_round=5, accountant="rdp")
+    Ledger.create(tmp_path / "ledger", made, [str(i) for i in range(20)], budgets).close()
+    assert _of_run(tmp_path, replace(settings, seed=8), None) == settings
+    assert app.run(Task(settings), Task(settings), {"folder": str(tmp_path / "ledger"), "rounds": 4})["rounds"] == 4
 
 
 @pytest.fixture

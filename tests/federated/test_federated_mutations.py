@@ -63,7 +63,7 @@ def by_hand(plan, step, seed):
         return total / plan.per_round, clip
     count += Stream(seed).generator("federated count", step).standard_normal() * plan.per_round / 20
     expected = np.sum(plan.accounted.rate * plan.accounted.clips / clip * plan.accounted.holders)
-    return total / plan.per_round, clip * np.exp(-0.3 * (np.clip(count / expected + 0.5, 0, 1) - 0.6))
+    return total / plan.per_round, clip * np.exp(-0.3 * (count / expected + 0.5 - 0.6))
 
 
 def difference_from_by_hand(scheme, adaptive=True):

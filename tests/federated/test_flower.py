@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -156,14 +157,20 @@ def test_bytes_that_are_no_array_and_two_records_change_nothing(tmp_path):
 def test_an_answer_is_used_once_and_late_ones_never(tmp_path):
     grid, kept = LocalGrid(public(3)), []
 
+    injected = []
+
     def extra(replies):
         training = [reply for reply in replies if reply.metadata.message_type == "train"]
+        if not training:
+            return replies
         late, kept[:] = list(kept), training
+        injected.extend(late)
         return [*late, *replies, *training[:1]]  # the last round's come again before this one's, and one answers twice
 
     grid.extra = extra
     _, arrays = start(tmp_path, grid, rounds=3)
     assert arrays["vector"][0] == pytest.approx(3.0)
+    assert len(injected) == 6
 
 
 def test_a_client_that_drops_out_contributes_zero_and_is_charged_like_everyone(tmp_path):
@@ -193,7 +200,15 @@ def test_a_node_that_comes_back_under_another_number_keeps_its_account(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "said", [{"epsilon": 0.5, "delta": 1e-3}, {"epsilon": 0.0}, {"epsilon": "much"}, {"privacy-level": "unheard of"}, {"delta": 1e-9}]
+    "said",
+    [
+        {"epsilon": 0.5, "delta": 1e-3},
+        {"epsilon": "inf", "delta": 1e-4},
+        {"epsilon": 0.0},
+        {"epsilon": "much"},
+        {"privacy-level": "unheard of"},
+        {"delta": 1e-9},
+    ],
 )
 def test_a_client_that_comes_back_allowing_less_is_not_asked_any_more_and_gets_its_account(tmp_path, said):
     grid, strategy = begun(tmp_path, clients=3, rounds=3)
@@ -219,17 +234,27 @@ def test_a_client_that_comes_back_allowing_less_is_not_asked_any_more_and_gets_i
 def test_no_round_is_charged_while_nobody_is_there(tmp_path):
     grid = LocalGrid(public(3))
     start(tmp_path, grid, rounds=4, num_rounds=1)
-    with pytest.raises(SartorError, match=r"0 of the run's clients are there after .* s, and 3 are needed"):
+    with pytest.raises(SartorError, match="none of the run's clients is there"):
         PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=0.1).start(LocalGrid({}), record())
     again = PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=0.1)
     again.begin(grid, record())
     grid.gone = {10, 11, 12}
-    with pytest.raises(SartorError, match="1 are needed"):
+    with pytest.raises(SartorError, match="none of the run's clients is there"):
         again.configure_train(1, record(), ConfigRecord(), grid)
     assert again.ledger.charged == 1
     grid.gone = {10, 11}  # one is enough to go on
     assert len(list(again.configure_train(1, record(), ConfigRecord(), grid))) == 1
     again.ledger.close()
+
+
+def test_a_client_that_has_withdrawn_is_nobody_to_ask(tmp_path):
+    grid, strategy = begun(tmp_path, clients=2, rounds=3)
+    strategy.ledger.withdraw(0)
+    grid.gone = {11}
+    with pytest.raises(SartorError, match="none of the run's clients is there"):
+        strategy.configure_train(1, record(), ConfigRecord(), grid)
+    assert strategy.ledger.charged == 0
+    strategy.ledger.close()
 
 
 def test_a_model_that_is_no_longer_finite_spends_no_further_rounds(tmp_path):
@@ -342,6 +367,9 @@ def test_a_client_that_fails_once_is_asked_again_and_late_ones_are_waited_for(tm
         ({"privacy-level": "strict"}, {"epsilon": 8.0}, {"level": "strict"}),
         ({}, {"epsilon": lambda context: 2}, {"epsilon": 2.0}),
         ({"epsilon": "much"}, {}, {"epsilon": "much"}),
+        ({"privacy-level": 1}, {}, {"level": "1"}),
+        ({}, {"epsilon": lambda context: {}["patient 7"]}, {"epsilon": "unknown"}),
+        ({}, {"epsilon": [1.0]}, {"epsilon": "unknown"}),
     ],
 )
 def test_a_client_declares_what_its_node_says_before_what_its_app_says(config, given, declared):
@@ -351,15 +379,174 @@ def test_a_client_declares_what_its_node_says_before_what_its_app_says(config, g
     assert dict(reply.content.config_records["sartor"]) == {"key": "me", **declared}
     context.node_config["client-key"] = ""
     assert "key" not in client_mod()(asked, context, moves()).content.config_records["sartor"]
+    assert not list(client_mod(lambda context: {}["a key"])(asked, _without_key(context), moves()).content)
+    training = Message(RecordDict({"arrays": record()}), dst_node_id=1, message_type="train")
+    assert not list(client_mod()(training, context, lambda *_: None).content)
 
 
-def test_a_node_that_never_answers_is_asked_twice_and_left_alone(tmp_path):
+def _without_key(context):
+    del context.node_config["client-key"]
+    return context
+
+
+def test_a_node_that_is_silent_is_asked_ever_more_rarely(tmp_path):
     grid = LocalGrid(public(3))
     grid.nodes[90] = node(9, moves(), epsilon="inf", delta=1e-3)
     grid.down.add(90)
     with pytest.warns(sartor.NoNoise):
-        PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=0.2).start(grid, record())
-    assert 2 <= sum(message.metadata.dst_node_id == 90 for message in grid.sent) <= 3
+        PrivateFedAvg(str(tmp_path), rounds=40, per_round=3, min_clients=3, wait=0.2).start(grid, record())
+    assert 4 <= sum(message.metadata.dst_node_id == 90 for message in grid.sent) <= 8
+
+
+def test_a_client_that_was_busy_when_the_server_came_back_takes_part_again(tmp_path):
+    grid = LocalGrid(public(3))
+    start(tmp_path, grid, rounds=12, num_rounds=1)
+    grid.down = {11, 12}
+    again = PrivateFedAvg(str(tmp_path), rounds=12, per_round=3, wait=0.2)
+    again.begin(grid, record())
+    asked = []
+    for number in range(11):
+        if number == 3:
+            grid.down = set()
+        messages = list(again.configure_train(number + 1, record(), ConfigRecord(), grid))
+        asked.append({message.metadata.dst_node_id for message in messages})
+        again.aggregate_train(number + 1, grid.send_and_receive(messages))
+    assert asked[0] == {10}
+    assert asked[-1] == {10, 11, 12}
+    again.ledger.close()
+
+
+@pytest.mark.parametrize("seen_gone", [True, False])
+def test_a_client_that_allows_less_through_the_same_node_is_noticed(tmp_path, seen_gone):
+    grid, strategy = begun(tmp_path, clients=3, rounds=4)
+    if seen_gone:
+        grid.gone = {11}
+        strategy.configure_train(1, record(), ConfigRecord(), grid)
+        grid.gone = set()
+    grid.nodes[11] = node(1, moves((1.0, 0, 0)), epsilon=0.001, delta=1e-9)
+    messages = list(strategy.configure_train(2, record(), ConfigRecord(), grid))
+    assert len(messages) == (2 if seen_gone else 3)
+    strategy.aggregate_train(2, grid.send_and_receive(messages))
+    assert strategy._model[0][0] == pytest.approx(2 / 3)  # its answer says what it allows now, and is not used
+    assert strategy.ledger.withdrawn == {1}
+    strategy.ledger.close()
+
+
+def test_an_answer_for_another_client_is_not_used(tmp_path):
+    grid, strategy = begun(tmp_path, clients=2, rounds=2)
+    grid.nodes[10] = node(1, moves((1.0, 0, 0)), epsilon="inf", delta=1e-3)  # the node of client 0 now says that it is client 1
+    messages = list(strategy.configure_train(1, record(), ConfigRecord(), grid))
+    strategy.aggregate_train(1, grid.send_and_receive(messages))
+    assert strategy._model[0][0] == pytest.approx(1 / 2)
+    strategy.ledger.close()
+
+
+def test_a_client_may_withdraw_while_a_server_comes_back_and_all_may(tmp_path):
+    grid = LocalGrid(public(3))
+    start(tmp_path, grid, rounds=4, num_rounds=1)
+    for number in range(3):
+        grid.nodes[10 + number] = node(number, moves(), epsilon=0.5, delta=1e-3)
+        again = PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=5.0)
+        if number < 2:
+            begin = time.monotonic()
+            again.begin(grid, record())
+            assert time.monotonic() - begin < 3
+            assert len(again.ledger.withdrawn) == number + 1
+            again.ledger.close()
+        else:
+            with pytest.raises(SartorError, match="all clients have withdrawn"):
+                again.begin(grid, record())
+    with Ledger(tmp_path) as ledger:
+        assert ledger.charged == 1
+
+
+def test_a_server_that_comes_back_waits_for_its_clients(tmp_path):
+    grid = LocalGrid(public(3))
+    start(tmp_path, grid, rounds=4, num_rounds=1)
+    late, grid.gone = [{11}, {11}, {11}], {11}
+    listed = grid.get_node_ids
+
+    def slowly():
+        grid.gone = late.pop() if late else set()
+        return listed()
+
+    grid.get_node_ids = slowly
+    again = PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=10.0)
+    again.begin(grid, record())
+    assert set(again._speaker.values()) == {10, 11, 12}
+    again.ledger.close()
+    grid.gone = {12}  # and goes on without one that stays away
+    grid.get_node_ids = listed
+    again = PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=0.2)
+    again.start(grid, record())
+    assert again.ledger.charged == 4
+
+
+def test_a_run_that_is_over_gives_its_model_with_nobody_there(tmp_path):
+    start(tmp_path, LocalGrid(public(3)), rounds=2)
+    result = PrivateFedAvg(str(tmp_path), rounds=2, per_round=3, min_clients=3, wait=0.1).start(LocalGrid({}), record())
+    assert result.arrays["vector"].numpy()[0] == pytest.approx(2.0)
+
+
+def test_enrolment_waits_for_somebody_who_declares(tmp_path):
+    grid = LocalGrid({10: node(0, moves()), 11: node(1, moves()), 12: node(2, moves(), epsilon="inf", delta=1e-3)})
+    looks, grid.gone = [], {12}
+    listed = grid.get_node_ids
+
+    def later():
+        looks.append(1)
+        grid.gone = {12} if len(looks) < 3 else set()
+        return listed()
+
+    grid.get_node_ids = later
+    strategy = PrivateFedAvg(str(tmp_path), rounds=1, per_round=1, min_clients=1, wait=10.0)
+    with pytest.warns(sartor.NoNoise):
+        strategy.start(grid, record())
+    assert strategy.ledger.keys == ("key 2",)
+
+
+def test_a_strategy_that_is_used_again_remembers_nobody(tmp_path):
+    grid = LocalGrid({10: node(0, moves(), epsilon="much"), 11: node(1, moves(), epsilon="inf", delta=1e-3)})
+    strategy = PrivateFedAvg(str(tmp_path), rounds=2, per_round=2, min_clients=2, wait=0.2)
+    with pytest.raises(SartorError, match="1 clients with budgets"):
+        strategy.start(grid, record())
+    grid.nodes[10] = node(0, moves(), epsilon="inf", delta=1e-3)  # it corrects itself
+    with pytest.warns(sartor.NoNoise):
+        strategy.start(grid, record(), 1)
+    assert strategy.ledger.keys == ("key 0", "key 1")
+    grid.nodes = {10: node(1, moves())}  # the other client, through the node of the first
+    grid.sent.clear()
+    strategy.start(grid, record())
+    told = [message for message in grid.sent if message.metadata.message_type == ACCOUNT]
+    assert [message.metadata.dst_node_id for message in told] == [10]
+    assert len({message.metadata.dst_node_id for message in grid.sent if message.metadata.message_type == "train"}) == 1
+
+
+def test_a_round_is_on_the_disk_before_anyone_is_drawn(tmp_path, monkeypatch):
+    grid, strategy = begun(tmp_path, clients=3, rounds=3)
+
+    def draw(step):
+        assert json.loads((tmp_path / "rounds.json").read_text())["charged"] == step + 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(strategy._sampler, "draw", draw)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.configure_train(1, record(), ConfigRecord(), grid)
+    strategy.ledger.close()
+
+
+def test_clients_are_sent_their_accounts_also_when_a_run_is_cut_off(tmp_path):
+    grid = LocalGrid(public(3))
+    strategy = PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=0.2)
+
+    def evaluate(number, arrays):
+        if number == 2:
+            raise ValueError("no public data")
+
+    with pytest.warns(sartor.NoNoise), pytest.raises(ValueError, match="no public data"):
+        strategy.start(grid, record(), evaluate_fn=evaluate)
+    accounts = [context.state["sartor-account"] for _, context in grid.nodes.values()]
+    assert [account["rounds"] for account in accounts] == [2, 2, 2]
 
 
 def test_a_folder_is_free_again_after_an_error(tmp_path):
@@ -449,7 +636,8 @@ def test_metrics_stay_with_the_client_and_evaluation_is_empty():
     asked = Message(RecordDict({"arrays": record()}), dst_node_id=1, message_type="train")
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     reply = client_mod()(asked, context, moves((1.0, 0, 0)))
-    assert list(reply.content) == ["arrays"]
+    assert sorted(reply.content) == ["arrays", "sartor"]  # and what it allows
+    assert not reply.content.metric_records
     asked = Message(RecordDict({"arrays": record()}), dst_node_id=1, message_type="evaluate")
 
     def evaluate(message, context):

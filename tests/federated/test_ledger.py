@@ -195,6 +195,7 @@ def test_declarations_become_budgets_by_key():
     # who says nothing gets the strictest; who says what cannot be used meant something else, and takes no part
     assert budgets == {"a": (2.0, 1e-6), "b": (8.0, 1e-5), "d": (2.0, 1e-9), "i": (3.0, 1e-5), "j": (8.0, 1e-9)}
     assert found.refused == 5
+    assert enrol({"a": {"level": "open", "epsilon": 2.0}}, policy=policy).budgets.delta.tolist() == [1e-5]  # the level's
     refused = enrol(declared, policy=policy, delta=1e-5, undeclared="refuse")
     assert refused.keys == ("a", "b", "i", "j")
     assert refused.refused == 6

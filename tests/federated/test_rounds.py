@@ -169,6 +169,15 @@ def test_the_count_is_noised_and_the_clip_walks_to_the_quantile():
     assert np.std(count) == pytest.approx(plan.count_noise / 400, rel=0.15)
 
 
+def test_a_noisy_share_beyond_all_clients_is_not_cut():
+    plan = plan_for(multiplier=1.0, adaptive=federated.AdaptiveClip(0.9, 1.0, noise=3.0), per_round=20.0)
+    noise = [float(Stream(seed).generator("federated count", 0).standard_normal()) * 3.0 for seed in range(10)]
+    assert max(noise) > 1
+    for seed, own in enumerate(noise):
+        clip = mean_of(plan, [[np.zeros(shape) for shape in SHAPES]] * 20, seed=seed)[1].clip  # all are short
+        assert clip == pytest.approx(1.5 * np.exp(-((10 + own) / 20 + 0.5 - 0.9)))
+
+
 def test_answers_that_are_none_change_nothing_and_are_counted():
     plan = plan_for()
     good = [np.ones((2, 3)), np.array(0.5), np.zeros(4)]

@@ -197,13 +197,17 @@ def _of_run(folder: Path, settings: Settings, seed: int | None) -> Settings:
     from sartor.federated.task import Settings
 
     begun = Ledger.is_in(folder / _LEDGER)
-    path = (folder / _LEDGER if begun else folder) / _SETTINGS
+    path = folder / _LEDGER / _SETTINGS
+    if not path.exists():  # a run that was cut off before its first round has only those that were asked for
+        path = folder / _SETTINGS
     if not path.exists():
         if begun:
             raise SartorError(f"the run in {folder} does not say how it was begun, so it cannot go on; a new run needs a new folder.")
         return settings
     kept = Settings.read(path)
-    asked = replace(settings, seed=kept.seed if seed is None else seed)
+    if seed is not None and seed != kept.seed:
+        raise SartorError(f"the run in {folder} has another seed; a new run needs a new folder.")
+    asked = replace(settings, seed=kept.seed)
     if begun:
         asked.check_same(kept, folder)
     return asked

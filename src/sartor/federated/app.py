@@ -36,7 +36,7 @@ try:
 except ImportError as error:
     raise ImportError("federated learning on Flower needs flwr: pip install 'sartor[federated]'.") from error
 
-RESULT, SETTINGS = "result.json", "settings.json"
+RESULT, SETTINGS, HISTORY = "result.json", "settings.json", "history.json"
 Report = Callable[[int], None]
 
 
@@ -61,17 +61,24 @@ def client_app(settings: Settings | None = None) -> ClientApp:
     return private(app, epsilon=epsilon, delta=delta)
 
 
-def server_app(settings: Settings | None = None, wanted: dict[str, Any] | None = None, report: Report | None = None) -> ServerApp:
-    """The server of a task: enrols, trains, and leaves `result.json` in its folder."""
+def server_app(
+    settings: Settings | None = None,
+    wanted: dict[str, Any] | None = None,
+    report: Report | None = None,
+    found: list[dict[str, Any]] | None = None,
+) -> ServerApp:
+    """The server of a task: enrols, trains, leaves `result.json` in its folder, and adds it to `found`."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         made = settings or _settings(context)
         options = dict(wanted if wanted is not None else json.loads(str(context.run_config["strategy"])))
-        found = run(grid, task(made), options, report)
+        result = run(grid, task(made), options, report)
+        if found is not None:
+            found.append(result)
         if wanted is None:  # for whoever follows the log
-            print(f"sartor-result: {json.dumps(found)}", flush=True)
+            print(f"sartor-result: {json.dumps(result)}", flush=True)
 
     return app
 
@@ -83,25 +90,27 @@ def run(grid: Grid, made: Task, options: dict[str, Any], report: Report | None =
     if options.get("adaptive") is not None:
         options["adaptive"] = AdaptiveClip(**options["adaptive"])
     strategy = PrivateFedAvg(folder, **options)
-    history: list[tuple[int, float]] = []
+    history: list[dict[str, Any]] = []
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
         if not number:  # before the first round of this server
             _bind(strategy.ledger, made.settings)
+            history.extend(_earlier(Path(folder) / HISTORY, strategy.ledger.charged))
         # rounds are counted from the first server on, also by one that goes on
         done = strategy.ledger.charged
         if report is not None:
             report(done)
         if number and number % every and strategy.ledger.left:
             return None
-        history.append((done, made.accuracy(arrays.to_torch_state_dict())))
-        return MetricRecord({"accuracy": history[-1][1]})
+        history.append({"round": done, "accuracy": made.accuracy(arrays.to_torch_state_dict())})
+        (Path(folder) / HISTORY).write_text(json.dumps(history))
+        return MetricRecord({"accuracy": history[-1]["accuracy"]})
 
     result = strategy.start(grid, ArrayRecord(made.network().state_dict()), timeout=timeout, evaluate_fn=evaluate)
     account = strategy.ledger.account().to_json()
     found = {
-        "accuracy": history[-1][1],
-        "history": [{"round": number, "accuracy": value} for number, value in history],
+        "accuracy": history[-1]["accuracy"],
+        "history": history,
         "rounds": strategy.ledger.charged,
         "private": account["private"],
         "plan": strategy.ledger.plan.to_json(),
@@ -110,6 +119,15 @@ def run(grid: Grid, made: Task, options: dict[str, Any], report: Report | None =
     save_file(result.arrays.to_torch_state_dict(), Path(folder) / "model.safetensors")
     (Path(folder) / RESULT).write_text(json.dumps(found, indent=2))
     return found
+
+
+def _earlier(path: Path, charged: int) -> list[dict[str, Any]]:
+    """Accuracies that servers before this one measured, of models up to the one that it goes on from."""
+    try:
+        found = json.loads(path.read_text())
+        return [{"round": int(point["round"]), "accuracy": float(point["accuracy"])} for point in found if point["round"] < charged]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # they are for people to look at, and no reason not to go on
 
 
 def _bind(ledger: Ledger, settings: Settings) -> None:
@@ -131,19 +149,18 @@ def simulate(settings: Settings, options: dict[str, Any], clients: int, report: 
     """
     from flwr.simulation import run_simulation
 
-    result = Path(options["folder"]) / RESULT
-    result.unlink(missing_ok=True)  # of a server before this one
+    found: list[dict[str, Any]] = []
+    server = server_app(settings, options, report, found)
     try:
         with _quiet():
-            run_simulation(server_app(settings, options, report), client_app(settings), num_supernodes=clients, backend_config=backend())
+            run_simulation(server, client_app(settings), num_supernodes=clients, backend_config=backend())
     except SartorError:
         raise
     except Exception as error:
         raise SartorError(f"the simulation failed: {error}.") from error
-    if not result.exists():
+    if not found:
         raise SartorError("the simulation failed: it left no result.")
-    found: dict[str, Any] = json.loads(result.read_text())
-    return found
+    return found[0]
 
 
 def backend() -> dict[str, Any]:

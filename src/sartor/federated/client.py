@@ -34,19 +34,25 @@ def client_mod(key: Given = None, *, level: Given = None, epsilon: Given = None,
     """
 
     def mod(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
-        kind = message.metadata.message_type
-        if kind == ENROL:
-            return Message(RecordDict({RECORD: ConfigRecord(_declaration(context, key, level, epsilon, delta))}), reply_to=message)
-        if kind == ACCOUNT:
-            context.state[f"{RECORD}-account"] = ConfigRecord(dict(message.content.config_records[RECORD]))
-            return Message(RecordDict(), reply_to=message)
         try:
-            reply = call(message, context)
+            content = _answer(message, context, call)
         except Exception:
             _log.exception("this client's app failed; the server gets an empty answer")
-            return Message(RecordDict(), reply_to=message)
-        arrays = reply.content.array_records if reply.has_content() and kind.startswith(MessageType.TRAIN) else {}
-        return Message(RecordDict(dict(arrays)), reply_to=message)
+            content = RecordDict()
+        return Message(content, reply_to=message)
+
+    def _answer(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> RecordDict:
+        kind = message.metadata.message_type
+        if kind == ENROL:
+            return RecordDict({RECORD: ConfigRecord(_declared(context, key, level, epsilon, delta))})
+        if kind == ACCOUNT:
+            context.state[f"{RECORD}-account"] = ConfigRecord(dict(message.content.config_records[RECORD]))
+            return RecordDict()
+        reply = call(message, context)
+        if not reply.has_content() or not kind.startswith(MessageType.TRAIN):
+            return RecordDict()
+        # what it allows now goes with an answer: the server uses none of a client that has come to allow less
+        return RecordDict({**reply.content.array_records, RECORD: ConfigRecord(_declared(context, key, level, epsilon, delta))})
 
     return mod
 
@@ -68,22 +74,28 @@ def private(app: ClientApp, key: Given = None, *, level: Given = None, epsilon: 
     return _PrivateClientApp(app, client_mod(key, level=level, epsilon=epsilon, delta=delta))
 
 
-def _declaration(context: Context, key: Given, level: Given, epsilon: Given, delta: Given) -> dict[str, Any]:
+def _declared(context: Context, key: Given, level: Given, epsilon: Given, delta: Given) -> dict[str, Any]:
     """What the node's configuration or the app says of a client: the first, where both do."""
     node = context.node_config
 
     def said(name: str, given: Given) -> Any:
         return node[name] if name in node else given(context) if callable(given) else given
 
-    found: dict[str, Any] = {}
     name = said("client-key", key)
     name = node.get("partition-id") if name is None else name
-    if name is not None and str(name):
-        found["key"] = str(name)
+    found: dict[str, Any] = {} if name is None or not str(name) else {"key": str(name)}
     by_node = "privacy-level" in node or "epsilon" in node
-    chosen = node.get("privacy-level") if by_node else said("privacy-level", level)
-    allowed = node.get("epsilon") if by_node else said("epsilon", epsilon)
-    own = said("delta", delta)
-    declared = {"level": chosen, "epsilon": allowed, "delta": own}
-    # as text where it is no number: the server refuses it, and nobody is given another budget instead
-    return {**found, **{name: value if isinstance(value, str) else float(value) for name, value in declared.items() if value is not None}}
+    try:
+        chosen = node.get("privacy-level") if by_node else said("privacy-level", level)
+        allowed = node.get("epsilon") if by_node else said("epsilon", epsilon)
+        own = said("delta", delta)
+        if chosen is not None:
+            found["level"] = str(chosen)
+        for name, value in (("epsilon", allowed), ("delta", own)):
+            if value is not None:
+                # text is sent as it is: the server takes what it can read, and nobody is given another budget instead
+                found[name] = value if isinstance(value, str) else float(value)
+    except Exception:
+        _log.exception("this client's budget cannot be told, so it takes no part")
+        found["epsilon"] = "unknown"
+    return found

@@ -78,12 +78,13 @@ def budget_of(declared: Mapping[str, Any], policy: Policy | None, delta: float |
         if level is None:
             return None
         said.append(level)
+    usual = said[0][1] if said else np.nan if delta is None else delta
     try:
         if "epsilon" in declared:
-            said.append((float(declared["epsilon"]), float(declared.get("delta", np.nan if delta is None else delta))))
+            said.append((float(declared["epsilon"]), float(declared.get("delta", usual))))
         elif "delta" in declared and said:
             said.append((said[0][0], float(declared["delta"])))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     if not said or not all(epsilon > 0 and 0 < own < 1 for epsilon, own in said):
         return None

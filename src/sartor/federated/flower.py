@@ -17,6 +17,7 @@ Breaks if: somebody else speaks under a client's key: they take its part and are
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -46,7 +47,9 @@ except ImportError as error:
 
 __all__ = ["ACCOUNT", "ENROL", "PrivateFedAvg", "client_mod", "private"]
 
-_POLL, _ANSWER, _TRIES = 0.5, 30.0, 2  # seconds between looks for nodes, seconds for a node to say who it is, and how often it is asked
+_log = logging.getLogger(__name__)
+
+_POLL, _ANSWER = 0.5, 30.0  # seconds between looks for nodes, and for a node to say who it is
 
 
 class PrivateFedAvg(Strategy):
@@ -54,10 +57,11 @@ class PrivateFedAvg(Strategy):
 
     `folder` keeps the clients, their accounts and the server's state; a server that starts again on it goes on where it was. `rounds`,
     `per_round` (the expected number of clients), `scheme`, `clip`, `accountant`, `adaptive` and further options make the plan, over the
-    clients that have answered when there are `min_clients` of them; fewer within `wait` seconds are an error, also where a server starts
-    again. A round needs at least one client that is there, and is not charged before one is. `policy` gives the levels that clients choose
-    from, `delta` stands for those who declare an epsilon alone, and `undeclared` says what a client gets that declares nothing.
-    `optimizer`, `lr` and `momentum` are the server's. `seed` is for tests: a seeded run is not private.
+    clients that have answered when there are `min_clients` of them; fewer within `wait` seconds are an error. A server that starts again
+    waits for as many, and then goes on with those who are there. A round needs at least one of them, and is not charged before.
+
+    `policy` gives the levels that clients choose from, `delta` stands for those who declare an epsilon alone, and `undeclared` says what a
+    client gets that declares nothing. `optimizer`, `lr` and `momentum` are the server's. `seed` is for tests: a seeded run is not private.
     """
 
     def __init__(
@@ -90,11 +94,6 @@ class PrivateFedAvg(Strategy):
         self._server: dict[str, Any] = {"name": optimizer, "lr": lr, "momentum": momentum}
         self._seed = seed
         self._ledger: Ledger | None = None
-        self._declared: dict[str, Mapping[str, Any]] = {}
-        self._disputed: set[str] = set()
-        self._speaker: dict[str, int] = {}
-        self._heard: set[int] = set()
-        self._tries: dict[int, int] = {}
 
     @property
     def ledger(self) -> Ledger:
@@ -123,10 +122,14 @@ class PrivateFedAvg(Strategy):
             result = super().start(grid, self._record(), left, timeout, train_config, evaluate_config, evaluate_fn)
             if not result.arrays:
                 result.arrays = self._record()
-            self.send_accounts(grid)
             return result
         finally:
-            self.ledger.close()
+            try:
+                self.send_accounts(grid)
+            except Exception:
+                _log.warning("accounts could not be sent to the clients; they are in the ledger", exc_info=True)
+            finally:
+                self.ledger.close()
 
     def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Enrol and plan, or go on with the run in the folder, which is this server's until its ledger is closed."""
@@ -140,11 +143,16 @@ class PrivateFedAvg(Strategy):
     def _begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         self._names, arrays = list(initial_arrays), [array.numpy() for array in initial_arrays.values()]
         self._optimizer = ServerOptimizer(arrays, **self._server)
-        self._heard, self._tries = set(), {}
+        self._speaker: dict[str, int] = {}
+        self._speaks_for: dict[int, str] = {}
+        self._heard: set[int] = set()
+        self._silent: dict[int, tuple[int, int]] = {}
+        self._looks = 0
         if Ledger.is_in(self.folder):
             self._ledger = Ledger(self.folder)
             self._check_same(self._ledger, arrays)
-            self._meet(grid, min(self._min_clients, len(self._ledger.keys) - len(self._ledger.withdrawn)), patient=True)
+            if self._ledger.left:
+                self._meet(grid, self._min_clients, patient=True)
         else:
             self._ledger = self._enrolled(grid, arrays)
         ledger = self._ledger
@@ -184,22 +192,24 @@ class PrivateFedAvg(Strategy):
     def _enrolled(self, grid: Grid, arrays: list[NDArray[Any]]) -> Ledger:
         """Ask every node who it is, until enough have answered, and plan over them."""
         end = time.monotonic() + self._wait
+        declared: dict[str, Mapping[str, Any]] = {}
+        disputed: set[str] = set()
         while True:
             for node, answer in self._ask(grid, grid.get_node_ids(), end, patient=True):
                 name = str(answer.pop("key"))
-                if self._declared.setdefault(name, answer) != answer:  # two nodes under one key are one client; if they disagree, nobody's
-                    self._disputed.add(name)
-                self._speaker[name] = node
-            agreed = {name: answer for name, answer in self._declared.items() if name not in self._disputed}
-            late = time.monotonic() > end
-            found = enrol(agreed, **self._enrolment) if len(agreed) >= self._min_clients or (late and agreed) else None
+                if declared.setdefault(name, answer) != answer:  # two nodes under one key are one client; if they disagree, nobody's
+                    disputed.add(name)
+                self._speaks(node, name)
+            agreed = {name: answer for name, answer in declared.items() if name not in disputed}
+            late, known = time.monotonic() > end, any(map(declares, agreed.values()))
+            found = enrol(agreed, **self._enrolment) if known and (late or len(agreed) >= self._min_clients) else None
             if found is not None and len(found.keys) >= self._min_clients:
                 break
             if late:
-                taken, refused = (0, 0) if found is None else (len(found.keys), found.refused)
+                taken, refused = (0, len(agreed)) if found is None else (len(found.keys), found.refused)
                 raise SartorError(
                     f"{taken} clients with budgets have answered within {self._wait:g} s, and {self._min_clients} are needed; {refused} "
-                    f"more declared no budget that can be used, and {len(self._disputed)} keys were declared twice, with different budgets."
+                    f"more declared no budget that can be used, and {len(disputed)} keys were declared twice, with different budgets."
                 )
             time.sleep(_POLL)
         made = plan(found.budgets, **self._wanted)
@@ -207,13 +217,20 @@ class PrivateFedAvg(Strategy):
         return Ledger.create(self.folder, made, found.keys, found.budgets, seeded=self._seed is not None, settings=settings)
 
     def _ask(self, grid: Grid, nodes: Iterable[int], end: float, *, patient: bool) -> list[tuple[int, dict[str, Any]]]:
-        """What nodes declare that have not done so yet; those without a key are left out.
+        """What nodes declare that have not done so since they are there; those without a key are left out.
 
-        Those silent twice are not asked again, unless one is `patient`. No single asking takes all of the time until `end`.
+        One that is silent is asked again after two looks, then after four, eight and so on; at every look, if one is `patient`. No single
+        asking takes all of the time until `end`.
         """
-        asked = [node for node in nodes if node not in self._heard and (patient or self._tries.get(node, 0) < _TRIES)]
+        there = set(nodes)
+        self._looks += 1
+        self._heard &= there
+        self._silent = {node: kept for node, kept in self._silent.items() if node in there}
+        never = (0, 0)
+        asked = [node for node in there - self._heard if patient or self._silent.get(node, never)[1] <= self._looks]
         for node in asked:
-            self._tries[node] = self._tries.get(node, 0) + 1
+            times = self._silent.get(node, never)[0] + 1
+            self._silent[node] = times, self._looks + 2 ** min(times, 30)
         timeout = max(min((end - time.monotonic()) / 3, _ANSWER), _POLL)
         messages = [Message(RecordDict(), dst_node_id=node, message_type=ENROL) for node in asked]
         found = []
@@ -222,44 +239,58 @@ class PrivateFedAvg(Strategy):
                 continue
             node = reply.metadata.src_node_id
             self._heard.add(node)
+            self._silent.pop(node, None)
             answer = dict(reply.content.config_records.get(RECORD, {}))
             if answer.get("key"):
                 found.append((node, answer))
         return found
 
-    def _link(self, grid: Grid, nodes: Iterable[int], end: float, *, patient: bool) -> None:
-        """Which client speaks through a node that was not there before.
+    def _speaks(self, node: int, name: str) -> None:
+        """A node speaks for one client, and a client through the node that said so last."""
+        before = self._speaks_for.get(node)
+        if before is not None and self._speaker.get(before) == node:
+            del self._speaker[before]
+        self._speaks_for[node], self._speaker[name] = name, node
 
-        A client that came back speaks through its new node alone. One that now allows less than it is planned for, or what cannot be used,
-        is not asked any more: it is charged for the rounds to come, as everyone is, and contributes nothing to them.
-        """
-        policy, delta, budgets = self._enrolment["policy"], self._enrolment["delta"], self.ledger.budgets
+    def _link(self, grid: Grid, nodes: Iterable[int], end: float, *, patient: bool) -> None:
+        """Which client speaks through a node that was not there before; one that now allows less than before is not asked any more."""
         for node, answer in self._ask(grid, nodes, end, patient=patient):
             name = str(answer["key"])
-            place = self.ledger.client(name)
-            if place is None:
-                continue
-            self._speaker[name] = node
-            said = budget_of(answer, policy, delta)
-            if declares(answer) and (said is None or said[0] < budgets.epsilon[place] or said[1] < budgets.delta[place]):
-                self.ledger.withdraw(place)
+            client = self.ledger.client(name)
+            if client is not None:
+                self._speaks(node, name)
+                self._still_allows(client, answer)
 
-    def _meet(self, grid: Grid, least: int, *, patient: bool = False) -> set[int]:
-        """The nodes that are there, once `least` clients that can be asked are among them."""
+    def _still_allows(self, client: int, answer: Mapping[str, Any]) -> bool:
+        """Whether a client allows what it is planned for.
+
+        If it allows less, or says what cannot be used, it has withdrawn: it is charged for the rounds to come, as everyone is, and
+        contributes nothing to them.
+        """
+        said, budgets = budget_of(answer, self._enrolment["policy"], self._enrolment["delta"]), self.ledger.budgets
+        if declares(answer) and (said is None or said[0] < budgets.epsilon[client] or said[1] < budgets.delta[client]):
+            self.ledger.withdraw(client)
+        return client not in self.ledger.withdrawn
+
+    def _meet(self, grid: Grid, wanted: int, *, patient: bool = False) -> set[int]:
+        """The nodes that are there, once as many clients as are wanted can be asked, or time is over and some can."""
         end = time.monotonic() + self._wait
         while True:
             there = set(grid.get_node_ids())
             self._link(grid, there, end, patient=patient)
+            if len(self.ledger.withdrawn) == len(self.ledger.keys):
+                raise SartorError("all clients have withdrawn, so no further round is run.")
             present = sum(node in there and self._can_be_asked(name) for name, node in self._speaker.items())
-            if present >= least:
+            late = time.monotonic() > end
+            if present >= min(wanted, len(self.ledger.keys) - len(self.ledger.withdrawn)) or (late and present):
                 return there
-            if time.monotonic() > end:
-                raise SartorError(f"{present} of the run's clients are there after {self._wait:g} s, and {least} are needed.")
+            if late:
+                raise SartorError(f"none of the run's clients is there after {self._wait:g} s, so no round is run.")
             time.sleep(_POLL)
 
     def _can_be_asked(self, name: str) -> bool:
-        place = self.ledger.client(name)
-        return place is not None and place not in self.ledger.withdrawn
+        client = self.ledger.client(name)
+        return client is not None and client not in self.ledger.withdrawn
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Charge the round, draw for it, and ask those who were drawn and are there."""
@@ -287,7 +318,10 @@ class PrivateFedAvg(Strategy):
         self._round = None
         for reply in replies:
             client = self._asked.get(reply.metadata.src_node_id)
-            if client is not None and reply.metadata.group_id == self._token and reply.has_content():
+            if client is None or reply.metadata.group_id != self._token or not reply.has_content():
+                continue
+            said = dict(reply.content.config_records.get(RECORD, {}))
+            if said.get("key", self.ledger.keys[client]) == self.ledger.keys[client] and self._still_allows(client, said):
                 current.add(client, _arrays(reply, self._names))
         released = current.release(self._stream)
         self._model, self._clip = self._optimizer.step(released.mean), released.clip
@@ -305,13 +339,14 @@ class PrivateFedAvg(Strategy):
     def send_accounts(self, grid: Grid) -> None:
         """Send every client that is there its own account, and nobody else's."""
         there = set(grid.get_node_ids())
+        self._link(grid, there, time.monotonic() + min(self._wait, _ANSWER), patient=True)
         nodes = {name: node for name, node in self._speaker.items() if node in there and self.ledger.client(name) is not None}
         messages = [
             Message(RecordDict({RECORD: ConfigRecord(account.to_json())}), dst_node_id=nodes[key], message_type=ACCOUNT)
             for key, account in self.ledger.client_accounts(list(nodes)).items()
         ]
         if messages:
-            list(grid.send_and_receive(messages, timeout=self._wait))
+            list(grid.send_and_receive(messages, timeout=min(self._wait, _ANSWER)))
 
     def _record(self) -> ArrayRecord:
         return ArrayRecord({name: Array(part) for name, part in zip(self._names, self._model, strict=True)})

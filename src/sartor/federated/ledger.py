@@ -121,7 +121,7 @@ class Ledger:
             if cls.is_in(path):
                 raise SartorError(f"{path} holds a run already: its clients and their accounts stay as they are.")
             write_private(path / _ROUNDS, _NOTHING)
-            write_private(path / _CLIENTS, json.dumps(document).encode(), new=True)
+            write_private(path / _CLIENTS, json.dumps(document, default=float).encode(), new=True)
             sync_folder(path.parent)
         finally:
             os.close(lock)
@@ -165,6 +165,8 @@ class Ledger:
 
     def withdraw(self, client: int) -> None:
         """Ask a client no more in this run, by whatever server: charges go on, as for everyone."""
+        if self._lock is None:
+            raise SartorError("this ledger is closed.")
         if client not in self._withdrawn:
             self._write(self._charged, self._withdrawn | {client})
 
