@@ -473,7 +473,8 @@ def test_a_server_that_comes_back_waits_for_its_clients(tmp_path):
     grid.get_node_ids = slowly
     again = PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=10.0)
     again.begin(grid, record())
-    assert set(again._speaker.values()) == {10, 11, 12}
+    messages = again.configure_train(1, record(), ConfigRecord(), grid)
+    assert {message.metadata.dst_node_id for message in messages} == {10, 11, 12}
     again.ledger.close()
     grid.gone = {12}  # and goes on without one that stays away
     grid.get_node_ids = listed

@@ -32,6 +32,7 @@ from sartor.errors import SartorError
 from sartor.federated.client import ACCOUNT, ENROL, RECORD, client_mod, private
 from sartor.federated.enrolment import Undeclared, budget_of, declares, enrol
 from sartor.federated.ledger import Ledger
+from sartor.federated.nodes import ANSWER, POLL, Nodes
 from sartor.federated.plan import AdaptiveClip, plan
 from sartor.federated.rounds import Round
 from sartor.federated.server import ServerOptimizer
@@ -48,8 +49,6 @@ except ImportError as error:
 __all__ = ["ACCOUNT", "ENROL", "PrivateFedAvg", "client_mod", "private"]
 
 _log = logging.getLogger(__name__)
-
-_POLL, _ANSWER = 0.5, 30.0  # seconds between looks for nodes, and for a node to say who it is
 
 
 class PrivateFedAvg(Strategy):
@@ -143,11 +142,7 @@ class PrivateFedAvg(Strategy):
     def _begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         self._names, arrays = list(initial_arrays), [array.numpy() for array in initial_arrays.values()]
         self._optimizer = ServerOptimizer(arrays, **self._server)
-        self._speaker: dict[str, int] = {}
-        self._speaks_for: dict[int, str] = {}
-        self._heard: set[int] = set()
-        self._silent: dict[int, tuple[int, int]] = {}
-        self._looks = 0
+        self._nodes = Nodes()
         if Ledger.is_in(self.folder):
             self._ledger = Ledger(self.folder)
             self._check_same(self._ledger, arrays)
@@ -195,12 +190,10 @@ class PrivateFedAvg(Strategy):
         declared: dict[str, Mapping[str, Any]] = {}
         disputed: set[str] = set()
         while True:
-            for node, answer in self._ask(grid, grid.get_node_ids(), end, patient=True):
-                name = str(answer.pop("key"))
-                if declared.setdefault(name, answer) != answer:  # two nodes under one key are one client; if they disagree, nobody's
-                    disputed.add(name)
-                self._speaks(node, name)
-            agreed = {name: answer for name, answer in declared.items() if name not in disputed}
+            for key, answer in self._nodes.ask(grid, set(grid.get_node_ids()), end, patient=True):
+                if declared.setdefault(key, answer) != answer:  # two nodes under one key are one client; if they disagree, nobody's
+                    disputed.add(key)
+            agreed = {key: answer for key, answer in declared.items() if key not in disputed}
             late, known = time.monotonic() > end, any(map(declares, agreed.values()))
             found = enrol(agreed, **self._enrolment) if known and (late or len(agreed) >= self._min_clients) else None
             if found is not None and len(found.keys) >= self._min_clients:
@@ -211,54 +204,16 @@ class PrivateFedAvg(Strategy):
                     f"{taken} clients with budgets have answered within {self._wait:g} s, and {self._min_clients} are needed; {refused} "
                     f"more declared no budget that can be used, and {len(disputed)} keys were declared twice, with different budgets."
                 )
-            time.sleep(_POLL)
+            time.sleep(POLL)
         made = plan(found.budgets, **self._wanted)
         settings = self._settings(arrays)
         return Ledger.create(self.folder, made, found.keys, found.budgets, seeded=self._seed is not None, settings=settings)
 
-    def _ask(self, grid: Grid, nodes: Iterable[int], end: float, *, patient: bool) -> list[tuple[int, dict[str, Any]]]:
-        """What nodes declare that have not done so since they are there; those without a key are left out.
-
-        One that is silent is asked again after two looks, then after four, eight and so on; at every look, if one is `patient`. No single
-        asking takes all of the time until `end`.
-        """
-        there = set(nodes)
-        self._looks += 1
-        self._heard &= there
-        self._silent = {node: kept for node, kept in self._silent.items() if node in there}
-        never = (0, 0)
-        asked = [node for node in there - self._heard if patient or self._silent.get(node, never)[1] <= self._looks]
-        for node in asked:
-            times = self._silent.get(node, never)[0] + 1
-            self._silent[node] = times, self._looks + 2 ** min(times, 30)
-        timeout = max(min((end - time.monotonic()) / 3, _ANSWER), _POLL)
-        messages = [Message(RecordDict(), dst_node_id=node, message_type=ENROL) for node in asked]
-        found = []
-        for reply in grid.send_and_receive(messages, timeout=timeout) if messages else []:
-            if not reply.has_content():  # a failure, not a word
-                continue
-            node = reply.metadata.src_node_id
-            self._heard.add(node)
-            self._silent.pop(node, None)
-            answer = dict(reply.content.config_records.get(RECORD, {}))
-            if answer.get("key"):
-                found.append((node, answer))
-        return found
-
-    def _speaks(self, node: int, name: str) -> None:
-        """A node speaks for one client, and a client through the node that said so last."""
-        before = self._speaks_for.get(node)
-        if before is not None and self._speaker.get(before) == node:
-            del self._speaker[before]
-        self._speaks_for[node], self._speaker[name] = name, node
-
-    def _link(self, grid: Grid, nodes: Iterable[int], end: float, *, patient: bool) -> None:
-        """Which client speaks through a node that was not there before; one that now allows less than before is not asked any more."""
-        for node, answer in self._ask(grid, nodes, end, patient=patient):
-            name = str(answer["key"])
-            client = self.ledger.client(name)
+    def _link(self, grid: Grid, there: set[int], end: float, *, patient: bool) -> None:
+        """Ask nodes that were not there before who they are; a client that now allows less than before is not asked any more."""
+        for key, answer in self._nodes.ask(grid, there, end, patient=patient):
+            client = self.ledger.client(key)
             if client is not None:
-                self._speaks(node, name)
                 self._still_allows(client, answer)
 
     def _still_allows(self, client: int, answer: Mapping[str, Any]) -> bool:
@@ -280,16 +235,16 @@ class PrivateFedAvg(Strategy):
             self._link(grid, there, end, patient=patient)
             if len(self.ledger.withdrawn) == len(self.ledger.keys):
                 raise SartorError("all clients have withdrawn, so no further round is run.")
-            present = sum(node in there and self._can_be_asked(name) for name, node in self._speaker.items())
+            present = sum(map(self._can_be_asked, self._nodes.speaking(there)))
             late = time.monotonic() > end
             if present >= min(wanted, len(self.ledger.keys) - len(self.ledger.withdrawn)) or (late and present):
                 return there
             if late:
                 raise SartorError(f"none of the run's clients is there after {self._wait:g} s, so no round is run.")
-            time.sleep(_POLL)
+            time.sleep(POLL)
 
-    def _can_be_asked(self, name: str) -> bool:
-        client = self.ledger.client(name)
+    def _can_be_asked(self, key: str) -> bool:
+        client = self.ledger.client(key)
         return client is not None and client not in self.ledger.withdrawn
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -304,7 +259,7 @@ class PrivateFedAvg(Strategy):
         self._round = Round(ledger.plan, self._sampler.draw(number), self._model, self._clip)
         self._token = secrets.token_hex(16)
         drawn = (client for client in self._round.drawn if client not in ledger.withdrawn)
-        speaking = ((self._speaker.get(ledger.keys[client]), client) for client in drawn)
+        speaking = ((self._nodes.of(ledger.keys[client]), client) for client in drawn)
         self._asked = {node: client for node, client in speaking if node in there}
         settings = ConfigRecord({**config, "server-round": number + 1})
         content = RecordDict({"arrays": self._record(), "config": settings})
@@ -339,14 +294,15 @@ class PrivateFedAvg(Strategy):
     def send_accounts(self, grid: Grid) -> None:
         """Send every client that is there its own account, and nobody else's."""
         there = set(grid.get_node_ids())
-        self._link(grid, there, time.monotonic() + min(self._wait, _ANSWER), patient=True)
-        nodes = {name: node for name, node in self._speaker.items() if node in there and self.ledger.client(name) is not None}
+        self._link(grid, there, time.monotonic() + min(self._wait, ANSWER), patient=True)
+        nodes = self._nodes.speaking(there)
+        known = [key for key in nodes if self.ledger.client(key) is not None]
         messages = [
             Message(RecordDict({RECORD: ConfigRecord(account.to_json())}), dst_node_id=nodes[key], message_type=ACCOUNT)
-            for key, account in self.ledger.client_accounts(list(nodes)).items()
+            for key, account in self.ledger.client_accounts(known).items()
         ]
         if messages:
-            list(grid.send_and_receive(messages, timeout=min(self._wait, _ANSWER)))
+            list(grid.send_and_receive(messages, timeout=min(self._wait, ANSWER + len(messages) * POLL)))
 
     def _record(self) -> ArrayRecord:
         return ArrayRecord({name: Array(part) for name, part in zip(self._names, self._model, strict=True)})
