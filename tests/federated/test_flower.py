@@ -441,6 +441,18 @@ def test_an_answer_for_another_client_is_not_used(tmp_path):
     strategy.ledger.close()
 
 
+def test_a_node_that_speaks_for_another_client_is_sent_that_clients_account_alone(tmp_path):
+    grid, strategy = begun(tmp_path, clients=2, rounds=3)
+    grid.gone = {10}
+    strategy.configure_train(1, record(), ConfigRecord(), grid)
+    grid.gone = {11}
+    grid.nodes[10] = node(1, moves(), epsilon="inf", delta=1e-3)
+    grid.sent.clear()
+    strategy.send_accounts(grid)
+    assert [message.metadata.dst_node_id for message in grid.sent if message.metadata.message_type == ACCOUNT] == [10]
+    strategy.ledger.close()
+
+
 def test_a_client_may_withdraw_while_a_server_comes_back_and_all_may(tmp_path):
     grid = LocalGrid(public(3))
     start(tmp_path, grid, rounds=4, num_rounds=1)
