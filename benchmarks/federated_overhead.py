@@ -24,7 +24,7 @@ from flwr.simulation import run_simulation
 from sartor.federated.flower import PrivateFedAvg, private
 from sartor.federated.task import Settings, task
 
-# Budgets and a clip so wide that noise hardly moves the model: a noisy one alone takes clients longer to train (pooling guesses branches).
+# Budgets and a clip so wide that noise hardly moves the model: a noisy one alone takes clients longer to train.
 _EPSILON, _CLIP = 1e6, 10.0
 
 
