@@ -24,16 +24,13 @@ from flwr.simulation import run_simulation
 from sartor.federated.flower import PrivateFedAvg, private
 from sartor.federated.task import Settings, task
 
-# Budgets and a clip so wide that noise hardly moves the model: a noisy one alone takes clients longer to train.
-_EPSILON, _CLIP = 1e6, 10.0
-
 
 class Both(ClientApp):
     """One fleet for both strategies: as it is for FedAvg, which needs what clients measured, and with the line that makes it private."""
 
-    def __init__(self, plain: ClientApp) -> None:
+    def __init__(self, plain: ClientApp, epsilon: float) -> None:
         super().__init__()
-        self._plain, self._private = plain, private(plain, epsilon=_EPSILON, delta=1e-3)
+        self._plain, self._private = plain, private(plain, epsilon=epsilon, delta=1e-3)
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer the strategy that asks, which says so in its configuration."""
@@ -87,7 +84,7 @@ class Clock:
         return median(after - before for before, after in itertools.pairwise(self._begun)), median(self._work)
 
 
-def measured(settings: Settings, rounds: int, repeats: int) -> dict[str, Any]:
+def measured(settings: Settings, rounds: int, repeats: int, epsilon: float, clip: float) -> dict[str, Any]:
     """Seconds per round of both strategies, which take turns over the same simulated clients."""
     turns: dict[str, list[tuple[float, float]]] = {"FedAvg": [], "PrivateFedAvg": []}
 
@@ -98,7 +95,7 @@ def measured(settings: Settings, rounds: int, repeats: int) -> dict[str, Any]:
             with tempfile.TemporaryDirectory() as folder:
                 strategies: list[Strategy] = [
                     FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=everyone),
-                    PrivateFedAvg(folder, rounds=rounds, per_round=everyone, min_clients=everyone, wait=300, accountant="rdp", clip=_CLIP),
+                    PrivateFedAvg(folder, rounds=rounds, per_round=everyone, min_clients=everyone, wait=300, accountant="rdp", clip=clip),
                 ]
                 for strategy in strategies[:: 1 if turn % 2 else -1]:
                     clock, plain = Clock(strategy), isinstance(strategy, FedAvg)
@@ -108,7 +105,7 @@ def measured(settings: Settings, rounds: int, repeats: int) -> dict[str, Any]:
     app = ServerApp()
     app.main()(server)
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(app, Both(clients(settings)), num_supernodes=settings.clients, backend_config=resources)  # type: ignore[arg-type]
+    run_simulation(app, Both(clients(settings), epsilon), num_supernodes=settings.clients, backend_config=resources)  # type: ignore[arg-type]
     best = {name: min(found)[0] for name, found in turns.items()}
     work = {name: min(own for _, own in found) for name, found in turns.items()}
     return {"seconds_per_round": best, "ratio": best["PrivateFedAvg"] / best["FedAvg"], "own_work": work, "turns": turns}
@@ -121,9 +118,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
+    # so wide that noise hardly moves the model, and both strategies have clients train the same one
+    parser.add_argument("--epsilon", type=float, default=1e6)
+    parser.add_argument("--clip", type=float, default=10.0)
     asked = parser.parse_args()
     settings = Settings("mnist", asked.data, clients=asked.clients, epochs=1, batch=50)
-    print(json.dumps(measured(settings, asked.rounds, asked.repeats)))
+    print(json.dumps(measured(settings, asked.rounds, asked.repeats, asked.epsilon, asked.clip)))
 
 
 if __name__ == "__main__":

@@ -276,6 +276,7 @@ def test_a_model_that_is_no_longer_finite_spends_no_further_rounds(tmp_path):
         ({"policy": sartor.Policy({"open": 8.0}, delta=1e-5)}, "policy"),
         ({"adaptive": federated.AdaptiveClip()}, "adaptive"),
         ({"undeclared": "refuse"}, "undeclared"),
+        ({"task": {"seed": 8}}, "task's seed"),
     ],
 )
 def test_a_run_goes_on_under_its_own_settings_alone(tmp_path, other, named):

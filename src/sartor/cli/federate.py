@@ -190,16 +190,14 @@ def _asked(given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
 def _of_run(folder: Path, settings: Settings, seed: int | None) -> Settings:
     """The settings of the run in a folder, where one was begun: who holds which rows under which budget is drawn once.
 
-    A ledger has those of its run beside it. Before there is one nothing is charged, and others can be asked for; the seed is kept all the
-    same, as the ledger of a deployment can be on another machine, where its server compares them.
+    Before there is a ledger nothing is charged, and others can be asked for; the seed is kept all the same, as the ledger of a deployment
+    can be on another machine. The ledger has them as well, and its server compares.
     """
     from sartor.federated.ledger import Ledger
     from sartor.federated.task import Settings
 
     begun = Ledger.is_in(folder / _LEDGER)
-    path = folder / _LEDGER / _SETTINGS
-    if not path.exists():  # a run that was cut off before its first round has only those that were asked for
-        path = folder / _SETTINGS
+    path = folder / _SETTINGS
     if not path.exists():
         if begun:
             raise SartorError(f"the run in {folder} does not say how it was begun, so it cannot go on; a new run needs a new folder.")

@@ -24,10 +24,8 @@ from safetensors.torch import save_file
 
 from sartor.errors import NoNoise, RarelyUsed, SartorError
 from sartor.federated.flower import PrivateFedAvg, private
-from sartor.federated.ledger import Ledger
 from sartor.federated.plan import AdaptiveClip
 from sartor.federated.task import Settings, Task, task
-from sartor.files import write_private
 
 try:
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -36,7 +34,7 @@ try:
 except ImportError as error:
     raise ImportError("federated learning on Flower needs flwr: pip install 'sartor[federated]'.") from error
 
-RESULT, SETTINGS, HISTORY = "result.json", "settings.json", "history.json"
+RESULT, HISTORY = "result.json", "history.json"
 Report = Callable[[int], None]
 
 
@@ -89,12 +87,11 @@ def run(grid: Grid, made: Task, options: dict[str, Any], report: Report | None =
     timeout = float(options.pop("timeout", 3600))
     if options.get("adaptive") is not None:
         options["adaptive"] = AdaptiveClip(**options["adaptive"])
-    strategy = PrivateFedAvg(folder, **options)
+    strategy = PrivateFedAvg(folder, task=made.settings.to_json(), **options)
     history: list[dict[str, Any]] = []
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
         if not number:  # before the first round of this server
-            _bind(strategy.ledger, made.settings)
             history.extend(_earlier(Path(folder) / HISTORY, strategy.ledger.charged))
         # rounds are counted from the first server on, also by one that goes on
         done = strategy.ledger.charged
@@ -128,18 +125,6 @@ def _earlier(path: Path, charged: int) -> list[dict[str, Any]]:
         return [{"round": int(point["round"]), "accuracy": float(point["accuracy"])} for point in found if point["round"] < charged]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # they are for people to look at, and no reason not to go on
-
-
-def _bind(ledger: Ledger, settings: Settings) -> None:
-    """Keep beside a new ledger what its run is begun with, and refuse others for a run that goes on: they would deal rows out anew.
-
-    The split's seed says whose rows are whose, so the file is for its owner alone.
-    """
-    path = ledger.folder / SETTINGS
-    if not ledger.charged and not path.exists():
-        write_private(path, json.dumps(settings.to_json()).encode(), new=True)
-    else:
-        settings.check_same(Settings.read(path), ledger.folder)
 
 
 def simulate(settings: Settings, options: dict[str, Any], clients: int, report: Report | None = None) -> dict[str, Any]:

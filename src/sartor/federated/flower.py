@@ -60,7 +60,8 @@ class PrivateFedAvg(Strategy):
     waits for as many, and then goes on with those who are there. A round needs at least one of them, and is not charged before.
 
     `policy` gives the levels that clients choose from, `delta` stands for those who declare an epsilon alone, and `undeclared` says what a
-    client gets that declares nothing. `optimizer`, `lr` and `momentum` are the server's. `seed` is for tests: a seeded run is not private.
+    client gets that declares nothing. `optimizer`, `lr` and `momentum` are the server's. `task` is whatever else must stay the same while
+    the run lasts, such as how rows are dealt out. `seed` is for tests: a seeded run is not private.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class PrivateFedAvg(Strategy):
         optimizer: str = "sgd",
         lr: float = 1.0,
         momentum: float = 0.0,
+        task: Mapping[str, Any] | None = None,
         seed: int | None = None,
         **options: Any,
     ) -> None:
@@ -91,6 +93,7 @@ class PrivateFedAvg(Strategy):
         self._enrolment: dict[str, Any] = {"policy": policy, "delta": delta, "undeclared": undeclared, "reserve": reserve}
         self._min_clients, self._wait = min_clients, wait
         self._server: dict[str, Any] = {"name": optimizer, "lr": lr, "momentum": momentum}
+        self._task = dict(task or {})
         self._seed = seed
         self._ledger: Ledger | None = None
 
@@ -171,6 +174,7 @@ class PrivateFedAvg(Strategy):
         """What must stay the same while a run lasts, as JSON has it."""
         policy, adaptive = self._enrolment["policy"], self._wanted["adaptive"]
         found = {**self._wanted, **self._enrolment, **{f"server's {name}": value for name, value in self._server.items()}}
+        found.update({f"task's {name}": value for name, value in self._task.items()})
         found["adaptive"] = None if adaptive is None else asdict(adaptive)
         found["policy"] = None if policy is None else {name: [repr(value) for value in level] for name, level in policy.levels.items()}
         found["arrays"] = [[name, list(array.shape), array.dtype.str] for name, array in zip(self._names, arrays, strict=True)]
