@@ -29,6 +29,7 @@ from sartor import confidential
 from sartor.documents import read_toml
 from sartor.errors import InvalidBudget
 from sartor.immutable import immutable
+from sartor.names import alike
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -48,8 +49,13 @@ class Groups:
     def __len__(self) -> int:
         return len(self.epsilon)
 
+    @property
+    def view(self) -> confidential.View:
+        """These groups as they may be shown."""
+        return confidential.View(self.epsilon, self.delta, self.holders)
+
     def __repr__(self) -> str:
-        return f"Groups({confidential.describe(self.epsilon, self.delta, self.holders)})"
+        return f"Groups({self.view!r})"
 
 
 class Policy:
@@ -279,9 +285,8 @@ class Budgets:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        inside = confidential.describe(self.groups.epsilon, self.groups.delta, self.groups.holders)
         kept = f"; {self.reserve:.0%} of each kept in reserve" if self.reserve else ""
-        return f"Budgets({len(self)} holders: {inside}{kept})"
+        return f"Budgets({len(self)} holders: {self.groups.view!r}{kept})"
 
 
 def exact_counts(share: Sequence[float], holders: int) -> NDArray[np.int64]:
@@ -329,6 +334,12 @@ def _check_names(names: Sequence[str], count: int) -> None:
     repeated = len(names) - len(set(names))
     if repeated:
         raise InvalidBudget(f"{repeated} holders appear more than once: one budget each.")
+    repeated = len(names) - len({alike(str(name)) for name in names})
+    if repeated:
+        raise InvalidBudget(
+            f"{repeated} of {len(names)} holders differ from another only in spaces, case or the way a number is written, so both may be "
+            "one person: write every holder in one way, with one budget each."
+        )
 
 
 def _number(text: Any, column: str, line: int) -> float:

@@ -1,8 +1,6 @@
 """The tight accountant against dp_accounting on fine grids, closed forms, and brute force over exact outcomes."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sartor.accounting import Composition, Included, SampledGaussian, delta, epsilon, losses, pld, profile, spend
-
-sys.path.insert(0, str(Path(__file__).parent))
-import reference
-from reference import exact_delta, exact_epsilon, gaussian_outcomes
+from sartor_testing import accounting_reference as reference
+from sartor_testing.accounting_reference import exact_delta, exact_epsilon, gaussian_outcomes
+from sartor_testing.amount import most_are_long
 
 FIGURES = json.loads(reference.FILE.read_text())
 
@@ -23,7 +20,7 @@ def test_there_are_two_hundred_reference_figures_on_fine_grids():
     assert all(row["grid"] <= 1e-5 and row["high"] - row["low"] <= 1e-3 * row["high"] for row in FIGURES)
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", most_are_long(range(10), 4))
 def test_dp_accounting_on_fine_grids_agrees_to_one_per_cent_and_nothing_is_understated(part):
     for row in FIGURES[part::10]:
         rate, noise, steps, chance = row["mechanism"]
@@ -39,8 +36,12 @@ def test_dp_accounting_on_fine_grids_agrees_to_one_per_cent_and_nothing_is_under
 
 @pytest.mark.parametrize("row", FIGURES[10:14], ids=lambda row: str(row["mechanism"]))
 def test_reference_figures_are_what_dp_accounting_says_today(row):
-    low, high, grid = reference.fine_epsilon(*row["mechanism"])
-    assert (low, high, grid) == pytest.approx((row["low"], row["high"], row["grid"]), rel=1e-9)
+    """As far as Fourier transforms of two computers agree; 1e-9 of slack is for the search for epsilon."""
+    found = reference.fine_epsilon(*row["mechanism"])
+    assert found.grid == pytest.approx(row["grid"], rel=1e-9)
+    assert found.rounding <= 1e-3 * found.high
+    assert found.high == pytest.approx(row["high"], abs=found.rounding, rel=1e-9)
+    assert found.low == pytest.approx(row["low"], abs=3 * found.rounding, rel=1e-9)  # twice `high` less the figure before
 
 
 def test_figures_of_the_field_are_reproduced():

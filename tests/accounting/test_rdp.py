@@ -13,6 +13,7 @@ from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis import rdp as opacus_rdp
 
 from sartor.accounting import Composition, Included, SampledGaussian, delta, epsilon, rdp, spend
+from sartor_testing.amount import examples
 
 OPACUS_ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
 
@@ -50,7 +51,7 @@ def test_opacus_published_figure_is_reproduced_to_its_last_digit():
     assert epsilon(SampledGaussian(0.04, 2.2, 5000), 1e-5, "rdp").upper == pytest.approx(6.8143, abs=5e-5)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 200))
 @given(mechanisms)
 def test_same_orders_give_what_opacus_gives(mechanism):
     rate, noise, steps, chance = mechanism
@@ -72,7 +73,7 @@ def test_same_orders_give_what_opacus_gives(mechanism):
 INTEGER_ORDERS = [float(a) for a in rdp.ORDERS if a == round(a) and a <= 512]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 200))
 @given(mechanisms)
 def test_dp_accounting_agrees_to_one_per_cent(mechanism):
     # at integer orders, where theirs is an exact sum; its fractional orders do not always converge and are then left out

@@ -16,26 +16,45 @@ from sartor.errors import Infeasible
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
+_STEP_OFF = 1e-9  # above the least argument
 
-def largest_fitting(value: Callable[[Array, Indices], Array], target: Array, start: Array, limit: float, waste: float) -> Array:
+
+def largest_fitting(
+    value: Callable[[Array, Indices], Array],
+    target: Array,
+    start: Array,
+    limit: float,
+    waste: float,
+    width: float = 1e-12,
+    least: Array | None = None,
+) -> Array:
     """The largest x, up to the waste, whose value is at most the target, for increasing values.
 
     Steps outward until a bracket is found, then secants between its ends (Illinois), all in logarithms. Only points that were evaluated
-    and found to fit are returned.
+    and found to fit are returned. A bracket narrower than `width` is close enough whatever is wasted: values may jump.
+    `least` are arguments known to fit; where nothing above them does, they are the answer.
     """
     bracket = Bracket.around(target * (1 - waste / 2))
-    x = np.minimum(start.astype(float), limit)
+    bottom = np.full(len(target), -np.inf) if least is None else least + _STEP_OFF
+    x = np.minimum(np.maximum(start.astype(float), bottom), limit)
     active = np.arange(len(target))
     for iteration in range(200):
         found = value(x[active], active)
         bracket.learn(active, x[active], found, found <= target[active])
         low, high = bracket.low, bracket.high
+        if least is not None:
+            low[high <= bottom] = least[high <= bottom]
         with np.errstate(invalid="ignore"):
-            done = (bracket.at_low >= target * (1 - waste)) | (low >= limit) | (high - low < 1e-12 * np.maximum(1.0, np.abs(low)))
+            done = (
+                (bracket.at_low >= target * (1 - waste))
+                | (low >= limit)
+                | (high - low < width * np.maximum(1.0, np.abs(low)))
+                | (high <= bottom)
+            )
         active = active[~(done & np.isfinite(low))[active]]
         if not len(active):
             return low
-        x[active] = np.minimum(bracket.next(active, iteration), limit)
+        x[active] = np.minimum(np.maximum(bracket.next(active, iteration), bottom[active]), limit)
     raise Infeasible("the search for a parameter did not settle; the budgets or the number of steps are beyond what can be computed.")
 
 

@@ -69,7 +69,7 @@ def sampled_step(rate: float, noise_multiplier: float, grid: float, log_tail: fl
     floor, cut = np.log1p(-rate) if rate < 1 else -np.inf, _loss_at(low, rate, mu)
     bounded = floor >= cut - grid  # then nothing needs cutting off below
     first = int(np.floor((floor if bounded else cut) / grid))
-    last = int(np.ceil(_loss_at(high, rate, mu) / grid))
+    last = max(int(np.ceil(_loss_at(high, rate, mu) / grid)), first + 1)  # a cell at least, however much noise there is
     if last - first + 1 > most:
         raise TooFine
     node = np.arange(first, last + 1)

@@ -171,6 +171,8 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
             best = _Evaluation(remove, add, grid, steps, error, sum(count * pair.surplus for pair, count in pairs))
         except TooFine:
             finest = grid = 2 * grid
+            if best is not None and grid >= best.grid:
+                return best  # nothing finer than that fits
             continue
         found = float(best.epsilon(np.array([delta]))[0])
         settled = found > 0.7 * epsilon and (best.remove.tilt + 1) / (tilt + 1) * error < 2 * accuracy * found
@@ -196,8 +198,14 @@ def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: floa
                 break
             best = trial
     tilt, log_cut = min(bound, key=lambda t: bound[t]), _CUT
+    composed: Composed | None = None
     for _ in range(12):
-        composed = losses.compose(parts, grid, tilt, log_cut, most)
+        try:
+            composed = losses.compose(parts, grid, tilt, log_cut, most)
+        except TooFine:
+            if composed is None:
+                raise
+            break  # what there is holds; a wider window would only have sharpened it
         at = float(composed.epsilon(np.array([delta]))[0])
         if composed.junk(at) > 1e-4 * delta and log_cut > np.log(delta) + 4 * _CUT:
             log_cut += _CUT
@@ -206,6 +214,7 @@ def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: floa
             log_cut = _CUT if tilt > 0 else np.log(delta) + _CUT
         else:
             break
+    assert composed is not None
     return composed
 
 

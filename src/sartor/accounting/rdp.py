@@ -37,13 +37,15 @@ ORDERS: Array = np.unique(
         ]
     ).round(12)
 )
-"""The orders that are searched: fine where budgets of 0.05 to 50 have their optimum, up to 8,192."""
+"""The orders that are searched first: fine where budgets of 0.05 to 50 have their optimum; `_beyond` goes on where the last is the best."""
 
 _COARSE = np.unique(np.append(np.arange(0, len(ORDERS), 12), len(ORDERS) - 1))
 _USUAL = int(np.searchsorted(ORDERS[_COARSE], 400))  # larger orders are looked at only by those whose optimum may lie there
 _NO_NOISE = 1e-50  # a noise multiplier below this is none
 _BLOCK = 2_000_000  # numbers held at once
 _MOST_NODES = 4096  # of the quadrature: reached at a noise multiplier of about 0.08
+_NODES_BELOW = 128  # of the integral up to a point, at large orders
+_FURTHER: Array = 1.06 ** np.arange(1.0, 40.0)  # a stretch of orders beyond one, over that one
 
 
 def sampled_gaussian(rate: ArrayLike, noise_multiplier: ArrayLike, orders: ArrayLike) -> Array:
@@ -262,7 +264,83 @@ def spend(rate: Array, noise_multiplier: Array, steps: Array, delta: Array) -> t
         fine = _by_order(steps[rows, None] * sampled_gaussian(rate[rows], noise_multiplier[rows], window), window, delta[rows])
         at = np.argmin(fine, axis=1)
         eps[rows], order[rows] = np.maximum(fine[np.arange(len(rows)), at], 0.0), window[at]
+    _go_on(eps, order, rate, noise_multiplier, steps, delta)
     return eps, order
+
+
+def _go_on(eps: Array, order: Array, rate: Array, noise_multiplier: Array, steps: Array, delta: Array) -> None:
+    """Search on, in place, for mechanisms whose best order is the last of those searched first."""
+    for i in np.flatnonzero(order == ORDERS[-1]):
+        mechanism = SampledGaussian(float(rate[i]), float(noise_multiplier[i]), int(steps[i]))
+        eps[i], order[i] = _beyond(mechanism, float(delta[i]), float(eps[i]))
+
+
+def _beyond(exposure: Exposure, delta: float, epsilon: float, conversion: Conversion = "balle") -> tuple[float, float]:
+    """The best bound from orders beyond the last, and its order, given the bound at the last; for epsilons of about log(1/delta) / 8,192.
+
+    No order is the largest: stretches of orders are searched until the best is not the end of one, or nothing is spent.
+    """
+    order, values = float(ORDERS[-1]), np.array([epsilon])
+    while np.argmin(values) == len(values) - 1 and values[-1] > 0:
+        orders = order * _FURTHER
+        found = _by_order(_smooth_curve(exposure, orders), orders, np.asarray(delta), conversion)
+        values = np.append(values[-1], found)
+        best = int(np.argmin(values))
+        order = float(np.append(order, orders)[best])
+        epsilon = min(epsilon, float(values[best]))
+    return max(epsilon, 0.0), order
+
+
+def orders_beyond(largest: float) -> Array:
+    """The orders beyond the last that are searched, up to one."""
+    stretches = [ORDERS[-1:]]
+    while stretches[-1][-1] < largest:
+        stretches.append(stretches[-1][-1] * _FURTHER)
+    return np.concatenate(stretches[1:]) if len(stretches) > 1 else np.empty(0)
+
+
+def _smooth_curve(exposure: Exposure, orders: Array) -> Array:
+    """Rényi divergences of a whole exposure at large orders; infinite where `at_large_orders` has no bound, or inclusion is at stake."""
+    if isinstance(exposure, Composition):
+        return np.asarray(np.sum([np.zeros(len(orders)), *(_smooth_curve(part, orders) for part in exposure.parts)], axis=0))
+    if isinstance(exposure, Included):
+        return np.full(len(orders), np.inf)
+    if exposure.steps == 0:
+        return np.zeros(len(orders))
+    return np.asarray(exposure.steps * at_large_orders(np.array([exposure.rate]), np.array([exposure.noise_multiplier]), orders)[0])
+
+
+def at_large_orders(rate: Array, noise_multiplier: Array, orders: Array) -> Array:
+    """Rényi divergence of one step, (mechanisms, orders): a bound at any order, exact where few nodes do; infinite with little noise."""
+    out = np.full((len(rate), len(orders)), np.inf)
+    closed = (rate == 0) | (rate == 1) | (noise_multiplier >= 1 / _NO_NOISE)
+    if closed.any():
+        out[closed] = sampled_gaussian(rate[closed], noise_multiplier[closed], orders)
+    apart = (noise_multiplier >= 1) & (_nodes(noise_multiplier, orders)[1] > _NODES_BELOW)
+    few = integrable(rate, noise_multiplier, orders) & ~closed & ~apart
+    if few.any():
+        out[few] = near_orders(rate[few], noise_multiplier[few], orders)
+    for i in np.flatnonzero(apart & ~closed):
+        out[i] = _moment_in_two(float(rate[i]), float(noise_multiplier[i]), orders) / (orders - 1)
+    return out
+
+
+def _moment_in_two(q: float, z: float, orders: Array) -> Array:
+    """log E[(P/Q)^order] where the order over the noise is beyond what few nodes cover: an integral up to a point, a bound above it.
+
+    Proof: above the point, the density falls and P/Q rises, so on a cell the integrand is at most the density at its lower end times the
+    ratio's power at its upper end; beyond the last cell, at order / z + 40, the logarithm falls by 40 for each unit at least.
+    """
+    column, step = np.array([[q]]), np.array([[1 / 1.5]])
+    inner = _integrate(column, np.array([[z]]), orders, step, _NODES_BELOW)[0]
+    begin = -10 + (_NODES_BELOW - 2) / 1.5  # an overlap, for the end of the sum
+    end = float(orders.max()) / z + 40
+    edge = np.append(begin * 1.01 ** np.arange(np.ceil(np.log(end / begin) / np.log(1.01))), end)
+    log_ratio = np.logaddexp(np.log1p(-q), np.log(q) + edge / z - 1 / (2 * z**2))
+    above = orders[:, None] * log_ratio[1:] - edge[:-1] ** 2 / 2 + np.log(np.diff(edge))
+    last = orders * log_ratio[-1] - end**2 / 2
+    tail = np.logaddexp(_logsumexp(above), last) - 0.5 * np.log(2 * np.pi)
+    return np.asarray(np.logaddexp(inner, tail))
 
 
 def integrable(rate: Array, noise_multiplier: Array, orders: Array) -> NDArray[np.bool_]:
@@ -284,6 +362,7 @@ def spend_near(rate: Array, noise_multiplier: Array, steps: Array, delta: Array,
     An upper bound like `spend`, at a tenth of its price. The guess is moved downhill until a better order is not in sight.
     """
     eps, best = np.full(len(rate), np.inf), np.clip(np.searchsorted(ORDERS, order), 0, len(ORDERS) - 1)
+    out, near = np.empty(len(rate)), np.ones(len(rate), np.bool_)
     active = np.arange(len(rate))
     for _ in range(len(ORDERS)):
         orders = ORDERS[np.clip(best[active][:, None] + _NEAR, 0, len(ORDERS) - 1)]
@@ -291,8 +370,8 @@ def spend_near(rate: Array, noise_multiplier: Array, steps: Array, delta: Array,
         cheap = integrable(q, z, orders)
         rest = active[~cheap]
         if len(rest):
-            eps[rest], found = spend(rate[rest], noise_multiplier[rest], steps[rest], delta[rest])
-            best[rest] = np.searchsorted(ORDERS, found)
+            eps[rest], out[rest] = spend(rate[rest], noise_multiplier[rest], steps[rest], delta[rest])
+            near[rest] = False
         active, orders = active[cheap], orders[cheap]
         if not len(active):
             break
@@ -304,14 +383,21 @@ def spend_near(rate: Array, noise_multiplier: Array, steps: Array, delta: Array,
         settled = moved == best[active]
         best[active] = moved
         active = active[~settled]
-    return eps, ORDERS[best]
+    out[near] = ORDERS[best[near]]
+    _go_on(eps, out, rate, noise_multiplier, steps, delta)
+    return eps, out
 
 
 def epsilon_of(exposures: Sequence[Exposure], delta: Array, orders: ArrayLike, conversion: Conversion) -> Array:
     """Epsilon of each exposure at its delta; 0 where using the holder at all is as rare as delta."""
     curves = np.array([curve(e, orders) for e in exposures])
     ever = np.array([probability_of_use(e) for e in exposures])
-    return np.where(ever <= delta, 0.0, to_epsilon(curves, orders, delta, conversion))
+    by_order = _by_order(curves, orders, delta, conversion)
+    found = np.maximum(np.min(by_order, axis=-1), 0.0)
+    if np.array_equal(np.asarray(orders, float), ORDERS):
+        for i in np.flatnonzero(np.argmin(by_order, axis=-1) == len(ORDERS) - 1).tolist():
+            found[i] = _beyond(exposures[i], float(delta[i]), float(found[i]), conversion)[0]
+    return np.where(ever <= delta, 0.0, found)
 
 
 def delta_of(exposures: Sequence[Exposure], epsilon: Array, orders: ArrayLike, conversion: Conversion) -> Array:

@@ -40,7 +40,7 @@ _FEW, _MANY = 32, 256
 _ROWS = 3  # different deltas up to which each has its own knots
 _MOST_STEPS = float(MOST_STEPS)
 _STRIDE = 4  # orders skipped in a first pass
-_STEP_OFF = 1e-9  # above a floor, in logarithms
+_ROUNDING = 1e-9  # what rounding may take from a number of steps
 
 
 def are_few(delta: Array) -> bool:
@@ -65,17 +65,18 @@ def intensities(
     top: float = np.inf,
     floor: Floor | None = None,
     waste: float | None = None,
+    width: float = 1e-12,
     warm: bool = False,
 ) -> Array:
     """For each budget the largest intensity, up to a small waste, that it allows; `top` where it allows that much.
 
-    `warm` says that `start` is close already.
+    `width` is how closely, in logarithms, an intensity need be known at most; `warm` says that `start` is close already.
     """
     first = np.log(np.broadcast_to(np.asarray(start, float), epsilon.shape))
     limit = float(np.log(top))
     if are_few(delta):
         aim = _WASTE[accountant] if waste is None else waste
-        return np.exp(_direct(epsilon, delta, family, steps, accountant, first, limit, aim, floor, warm))
+        return np.exp(_direct(epsilon, delta, family, steps, accountant, first, limit, aim, floor, warm, width))
     predicted, elasticity = interpolated(epsilon, delta, family, steps, accountant, start=start, top=top, floor=floor, warm=warm)
     if len(epsilon) <= _MANY:
         value = _value(delta, family, steps, accountant)
@@ -94,19 +95,22 @@ def interpolated(
     top: float = np.inf,
     floor: Floor | None = None,
     warm: bool = False,
+    count: int = _KNOTS,
+    waste: float = _WASTE_OF_MANY / 2,
+    width: float = 1e-12,
 ) -> tuple[Array, Array]:
-    """Log intensities predicted from a few solved knots, and their elasticity in epsilon. A prediction promises nothing."""
+    """Log intensities predicted from `count` solved knots, and their elasticity in epsilon. A prediction promises nothing."""
     from scipy.interpolate import CubicSpline
 
     limit = float(np.log(top))
     log_eps, log_delta = np.log(epsilon), np.log(delta)
-    knots = np.linspace(log_eps.min(), log_eps.max(), _KNOTS) if np.ptp(log_eps) > 1e-9 else log_eps[:1]
+    knots = np.linspace(log_eps.min(), log_eps.max(), count) if np.ptp(log_eps) > 1e-9 else log_eps[:1]
     rows, of_row = np.unique(log_delta, return_inverse=True)
     if len(rows) > _ROWS:
         rows = np.linspace(log_delta.min(), log_delta.max(), 5)
     grid_eps, grid_delta = np.tile(np.exp(knots), len(rows)), np.repeat(np.exp(rows), len(knots))
     first = _knot_start(log_eps, start, grid_eps)
-    solved = _direct(grid_eps, grid_delta, family, steps, accountant, first, limit, _WASTE_OF_MANY / 2, floor, warm).reshape(
+    solved = _direct(grid_eps, grid_delta, family, steps, accountant, first, limit, waste, floor, warm, width).reshape(
         len(rows), len(knots)
     )
     if len(knots) == 1:
@@ -152,6 +156,7 @@ def _direct(
     waste: float,
     floor: Floor | None,
     warm: bool,
+    width: float = 1e-12,
 ) -> Array:
     """Each budget by itself; the tight accountant starts from where the Rényi accountant ended.
 
@@ -159,18 +164,12 @@ def _direct(
     budget, as Rényi's may, the floor is the largest intensity that fits.
     """
     value = _value(delta, family, steps, accountant)
-    out = np.empty(len(epsilon))
-    open_ = np.arange(len(epsilon))
-    if floor is not None:
-        out = floor(delta)
-        open_ = open_[value(out + _STEP_OFF, open_) <= epsilon]
-    if len(open_):
-        near = start[open_]
-        if accountant == "rdp" or not warm:
-            cheap = _rényi_value(epsilon[open_], delta[open_], family, steps)
-            near = largest_fitting(cheap, epsilon[open_], near, limit, 0.02 if accountant == "pld" else waste)
-        out[open_] = largest_fitting(lambda x, which: value(x, open_[which]), epsilon[open_], near, limit, waste)
-    return out
+    least = None if floor is None else floor(delta)
+    near = start
+    if accountant == "rdp" or not warm:
+        cheap = _rényi_value(epsilon, delta, family, steps)
+        near = largest_fitting(cheap, epsilon, near, limit, 0.02 if accountant == "pld" else waste, width, least)
+    return largest_fitting(value, epsilon, near, limit, waste, width, least)
 
 
 def _rényi_value(epsilon: Array, delta: Array, family: Family, steps: float) -> Callable[[Array, Indices], Array]:
@@ -354,9 +353,11 @@ def steps_for(epsilon: ArrayLike, delta: ArrayLike, *, rate: ArrayLike, noise_mu
     return int(counts[0]) if shape == () else counts.reshape(shape)
 
 
-def most_steps(epsilon: Array, delta: Array, rate: Array, noise: Array, accountant: Accountant) -> NDArray[np.int64]:
-    """How many steps fit, 0 where not even one does."""
-    count = _rényi_steps(epsilon, delta, rate, noise)
+def most_steps(
+    epsilon: Array, delta: Array, rate: Array, noise: Array, accountant: Accountant, start: Array | None = None
+) -> NDArray[np.int64]:
+    """How many steps fit, 0 where not even one does; `start` is where the tight accountant begins, if not at Rényi's figure."""
+    count = _rényi_steps(epsilon, delta, rate, noise) if start is None else np.asarray(np.clip(start, 1.0, _MOST_STEPS), np.int64)
     if accountant == "rdp":
         return count
     waste = _WASTE[accountant]
@@ -386,6 +387,10 @@ def _rényi_steps(epsilon: Array, delta: Array, rate: Array, noise: Array) -> ND
     by_order = _steps_at(epsilon, delta, per_step, orders)
     best = np.argmax(by_order, axis=1)
     out = by_order[np.arange(len(best)), best]
+    if largest > rdp.ORDERS[-1]:
+        beyond = rdp.orders_beyond(largest)
+        further = rdp.at_large_orders(pairs[0], pairs[1], beyond)[back.ravel()]
+        out = np.maximum(out, _steps_at(epsilon, delta, further, beyond).max(axis=1) * (1 + _ROUNDING))  # 4 is not to become 3
     around = rdp.ORDERS[np.clip(_STRIDE * best[:, None] + np.arange(-_STRIDE + 1, _STRIDE), 0, len(rdp.ORDERS) - 1)]
     rows = np.flatnonzero(rdp.integrable(rate, noise, around))
     if len(rows):
@@ -394,7 +399,7 @@ def _rényi_steps(epsilon: Array, delta: Array, rate: Array, noise: Array) -> ND
     counts = np.floor(np.clip(out, 0.0, _MOST_STEPS))
     # the accountant that reports has the last word
     while (over := (counts > 0) & (spend(rate, noise, counts, delta, "rdp") > epsilon)).any():
-        counts[over] = np.maximum(np.floor(counts[over] * (1 - 1e-4)) - 1, 0)
+        counts[over] = np.maximum(np.minimum(np.floor(counts[over] * (1 - 1e-4)), counts[over] - 1), 0)
     return np.asarray(counts, np.int64)
 
 

@@ -35,7 +35,9 @@ def spend(rate: ArrayLike, noise_multiplier: ArrayLike, steps: ArrayLike, delta:
     """
     columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(c, float)) for c in (rate, noise_multiplier, steps, delta)))
     _check(*columns)
-    table = np.stack([_rounded(columns[0], np.ceil, 1.0), _rounded(columns[1], np.floor, np.inf), *columns[2:]], axis=1)
+    table = np.stack(
+        [_rounded(columns[0], np.ceil, np.maximum, 1.0), _rounded(columns[1], np.floor, np.minimum, np.inf), *columns[2:]], axis=1
+    )
     distinct, back = _distinct(table)
     keys = [(accountant, *row) for row in distinct.tolist()]
     new = np.array([key not in _memory for key in keys], bool)
@@ -76,11 +78,15 @@ def _evaluated(table: Array, accountant: Accountant) -> Array:
     return out
 
 
-def _rounded(values: Array, towards: np.ufunc, most: float) -> Array:
-    """Values at twelve digits, rounded to the costlier side, so that equal mechanisms written differently are evaluated once."""
+def _rounded(values: Array, towards: np.ufunc, costlier: np.ufunc, most: float) -> Array:
+    """Values at twelve digits, rounded to the costlier side, so that equal mechanisms written differently are evaluated once.
+
+    What has no more digits, from 1e-10 on, stays what it is to the last bit: a rate of 1 must not become one below it.
+    """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        unit = 10.0 ** (np.floor(np.log10(values)) - 11)
-        rounded = towards(values / unit) * unit
+        scale = 10.0 ** (11 - np.floor(np.log10(values)))
+        short = np.rint(values * scale) / scale == values
+        rounded = np.where(short, values, costlier(towards(values * scale) / scale, values))
     return np.minimum(np.where(np.isfinite(rounded) & (values > 0), rounded, values), most)
 
 

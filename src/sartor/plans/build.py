@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sartor.accounting import spend
 from sartor.accounting.spending import Accountant, check_accountant
 from sartor.budgets import Budgets, Groups, spendable
-from sartor.errors import Infeasible, NoNoise, RarelyUsed, SartorError
+from sartor.errors import Infeasible, LargeDelta, NoNoise, RarelyUsed, SartorError
 from sartor.exposure import MOST_STEPS
 from sartor.plans.plan import Plan
 from sartor.plans.problem import Parameters, Problem
@@ -259,12 +259,19 @@ def _within(
 
 
 def _warn(made: Plan) -> None:
-    if made.noise_multiplier == 0 and np.isinf(made.epsilon).all():
-        warnings.warn(NoNoise("every record is public: the plan adds no noise and protects nobody."), stacklevel=3)
+    if made.noise_multiplier == 0:
+        why = "every record is public" if np.isinf(made.epsilon).all() else "the deltas are so large that no noise is needed to keep them"
+        warnings.warn(NoNoise(f"{why}: the plan adds no noise and protects nobody."), stacklevel=3)
+    everybody = int(made.holders.sum())
+    if (made.delta[np.isfinite(made.epsilon)] > 1 / everybody).any():
+        message = (
+            f"a delta is above one in the number of holders ({1 / everybody:.2g}), which allows to publish somebody's record outright; "
+            "give smaller deltas."
+        )
+        warnings.warn(LargeDelta(message), stacklevel=3)
     rare = (made.expected_uses < 1) & (made.rate > 0)
     if rare.any():
-        message = (
-            f"{int(rare.sum())} of {len(made)} groups, with {int(made.holders[rare].sum())} of {int(made.holders.sum())} holders, are "
-            'expected to be used less than once in the whole run; scheme "scale" leaves nobody unseen.'
-        )
+        enough = made.scheme != "scale" and made.steps * made.batch >= everybody  # for one use of everybody, if all are drawn alike
+        way_out = 'scheme "scale" draws all alike' if enough else "more steps or a larger batch use them more often"
+        message = f"{made.view.count(rare)} are expected to be used less than once in the whole run; {way_out}."
         warnings.warn(RarelyUsed(message), stacklevel=3)

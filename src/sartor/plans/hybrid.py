@@ -3,12 +3,16 @@
 Every group has an intensity v. With a mix m, its rate is q v^m and its noise multiplier z v^-(1-m): all of the difference between groups
 goes into rates at m = 1 (Sample), all into clips at m = 0 (Scale). Each group's v is what its budget allows, and z is chosen so that the
 mean rate is the one asked for. A rate never exceeds 1; a group that meets this limit under Sample leaves some of its budget unspent, and
-the plan says so; with m < 1 its clip takes up the rest.
+the plan says so; with m < 1 its clip takes up the rest: from there on its noise multiplier falls as 1/v, so that no mix is too close to 1.
+
+Guarantee: every mean rate below 1 has its noise, but where a group would be left out (see `mixed`).
+Proof: the mean rate grows with z, up to 1 where z affords everybody every step. It is bracketed by steps that double, then cut down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +28,12 @@ Array = NDArray[np.float64]
 
 _CLOSE = 5e-4  # of the mean rate to the one asked for
 _ROUGH = 4e-4  # waste while searching
+_COARSE = 0.02  # the same for the tight accountant, while the mean rate is far off
+_FEW_KNOTS = 5  # that stand for more groups than these while the tight accountant is asked where the noise lies
+_REACH = 1.5  # of a first step, in logarithms of the noise
+_LEAST_SLOPE = 1e-9  # of the mean rate in the noise: it is about the mix, and less where groups are drawn at every step
+_STALLED = 3  # trials in which secants should have halved the gap; if not, the bracket is halved
+_MOST_TRIALS = 200
 
 
 @register("sample")
@@ -48,9 +58,9 @@ def mixed(problem: Problem, mix: float) -> Parameters:
     if problem.mean_rate >= 1:
         noise = noise_for(problem.epsilon, problem.delta, rate=1.0, steps=problem.steps, accountant=problem.accountant)
         return Parameters(everyone(1.0, problem.epsilon), everyone(noise.max(), problem.epsilon))
-    log_noise, v = _balance(problem, mix, "rdp", *_start(problem))
+    log_noise, v, slope = _balance(problem, mix, "rdp", *_start(problem), 1.0)
     if problem.accountant == "pld":
-        log_noise, v = _balance(problem, mix, "pld", *_shift(problem, log_noise, v))
+        log_noise, v, _ = _balance(problem, mix, "pld", *_shift(problem, log_noise, v), slope)
     rate, noise = _family(problem, mix, log_noise)(v)
     unused = -np.expm1(problem.steps * np.log1p(-np.minimum(rate, 1 - 1e-16))) <= problem.delta
     if unused.any():
@@ -62,10 +72,16 @@ def mixed(problem: Problem, mix: float) -> Parameters:
 
 
 def _family(problem: Problem, mix: float, log_noise: float) -> Family:
+    with np.errstate(over="ignore"):
+        always = np.power(problem.mean_rate, -1 / mix)  # the intensity at which a group is drawn at every step
+
     def family(v: Array) -> tuple[Array, Array]:
         with np.errstate(over="ignore"):
             rate = problem.mean_rate * v**mix
-        return np.where(rate > 1 - 1e-12, 1.0, rate), np.exp(log_noise) * v ** (mix - 1)
+        noise = np.exp(log_noise) * np.minimum(v, always) ** (mix - 1)
+        if mix < 1:
+            noise = noise / np.maximum(v / always, 1.0)
+        return np.where(rate > 1 - 1e-12, 1.0, rate), noise
 
     return family
 
@@ -93,58 +109,88 @@ def _shift(problem: Problem, log_noise: float, v: Array) -> tuple[float, Array]:
     return log_noise + shift, v
 
 
-def _balance(problem: Problem, mix: float, accountant: Accountant, log_noise: float, v: Array) -> tuple[float, Array]:
-    """The noise at which the mean rate is the one asked for, and the intensities there: the mean rate grows with the noise.
+def _balance(problem: Problem, mix: float, accountant: Accountant, log_noise: float, v: Array, slope: float) -> tuple[float, Array, float]:
+    """The noise at which the mean rate is the one asked for, the intensities there, and by how much the mean rate grows with the noise.
 
-    With many groups, the search runs on interpolated intensities, aiming ahead by what solving will leave unspent; what is returned was
-    solved for every group.
+    With many groups, or some by the tight accountant, the search runs on interpolated intensities, aiming ahead by what solving will leave
+    unspent; what is returned was solved for every group. The tight accountant is asked rarely: while the mean rate is far off, intensities
+    need not be close.
     """
     top, many, rare = _top(problem, mix), not are_few(problem.delta), rare_rate(problem.steps)
     warm = accountant == "pld"
+    some = warm and not many and len(problem.delta) > 2 * _FEW_KNOTS - 2 and np.ptp(problem.delta) == 0
 
     def floor(delta: Array) -> Array:
         # further down than this, noise makes up for any rate
         return np.asarray(np.maximum((rare(delta) - np.log(problem.mean_rate)) / mix, -600.0))
 
-    def predicted(family: Family, start: Array) -> Array:
+    def predicted(family: Family, start: Array, waste: float) -> Array:
+        knots: dict[str, Any] = {"count": _FEW_KNOTS, "waste": waste, "width": waste / 8} if some else {}
         log_v, _ = interpolated(
-            problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, warm=warm
+            problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, warm=warm, **knots
         )
         return np.exp(np.minimum(log_v, np.log(top)))
 
-    def roughly(family: Family, start: Array) -> Array:
+    def roughly(family: Family, start: Array, waste: float) -> Array:
+        rough = {"waste": waste, "width": waste / 8}
         return intensities(
-            problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, warm=warm, waste=_ROUGH
+            problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, warm=warm, **rough
         )
 
-    def solved(family: Family, start: Array) -> Array:
+    def solved(family: Family, start: Array, _waste: float) -> Array:
         return intensities(problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, warm=warm)
 
     ahead = mix * expected_waste(len(problem.epsilon))
-    log_noise, v = _search(problem, mix, predicted if many else roughly, log_noise, v, ahead)
+    coarse = _COARSE if warm and not many else _ROUGH
+    log_noise, v, slope = _search(problem, mix, predicted if many or some else roughly, log_noise, v, slope, ahead, coarse, warm)
     if accountant != problem.accountant:
-        return log_noise, v
-    return _search(problem, mix, solved, log_noise, v, 0.0)
+        return log_noise, v, slope
+    return _search(problem, mix, solved, log_noise, v, slope if warm else 1.0, 0.0, _ROUGH, warm)
 
 
 def _search(
-    problem: Problem, mix: float, solve: Callable[[Family, Array], Array], log_noise: float, v: Array, goal: float
-) -> tuple[float, Array]:
-    """Bracketed secants on the logarithm of the mean rate over the one asked for, towards `goal`."""
-    low, high, slope = -np.inf, np.inf, 1.0
+    problem: Problem,
+    mix: float,
+    solve: Callable[[Family, Array, float], Array],
+    log_noise: float,
+    v: Array,
+    slope: float,
+    goal: float,
+    waste: float,
+    warm: bool,
+) -> tuple[float, Array, float]:
+    """Bracketed secants on the logarithm of the mean rate over the one asked for, towards `goal`.
+
+    `waste` is how coarsely intensities are solved at first; a gap that this could explain is looked at again before it counts. What is
+    spent follows v over the noise, so where each evaluation counts (`warm`), intensities are carried along with the noise.
+    """
+    low, high, reach = -np.inf, np.inf, _REACH
     last: tuple[float, float] | None = None
-    for _ in range(80):
+    gaps: list[float] = []
+    for _ in range(_MOST_TRIALS):
         family = _family(problem, mix, log_noise)
-        v = solve(family, v)
+        v = solve(family, v, waste)
         gap = _gap(problem, family, v) - goal
-        if abs(gap) < _CLOSE or high - low < 1e-12:
-            return log_noise, v
+        if waste > _ROUGH and abs(gap) < 4 * waste:
+            waste = max(_ROUGH, min(abs(gap), waste) / 10)
+            continue
+        if abs(gap) < _CLOSE:
+            return log_noise, v, slope
+        if high - low < 1e-12:  # the mean rate jumps here: with less noise somebody is left out, with more the batch is too large
+            return low, solve(_family(problem, mix, low), v, waste), slope
         low, high = (log_noise, high) if gap < 0 else (low, log_noise)
         if last is not None and log_noise != last[0]:
-            slope = float(np.clip((gap - last[1]) / (log_noise - last[0]), 0.2, 20.0))
+            slope = float(np.clip((gap - last[1]) / (log_noise - last[0]), _LEAST_SLOPE, 20.0))
         last = (log_noise, gap)
-        trial = log_noise - float(np.clip(gap / slope, -1.5, 1.5))
-        log_noise = trial if low < trial < high else (low + high) / 2
+        step = float(np.clip(-gap / slope, -reach, reach))
+        reach = 2 * reach if abs(step) == reach else _REACH
+        gaps.append(abs(gap))
+        stalled = len(gaps) > _STALLED and gaps[-1] > gaps[-1 - _STALLED] / 2
+        inside = low < log_noise + step < high and not stalled
+        log_noise = log_noise + step if inside or np.isinf(high - low) else (low + high) / 2
+        waste = float(np.clip(abs(gap) / 10, _ROUGH, waste))
+        if warm:
+            v = v * np.exp(np.clip(log_noise - last[0], -10.0, 10.0))
     raise Infeasible(
         f'no noise gives rates with a mean of {problem.mean_rate:.3g} under these budgets; ask for another batch, or use scheme "scale".'
     )

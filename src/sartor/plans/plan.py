@@ -30,6 +30,7 @@ from sartor.budgets import Budgets, spendable
 from sartor.documents import read_json
 from sartor.errors import Overspent, SartorError
 from sartor.exposure import MOST_STEPS
+from sartor.files import write_private, write_public
 from sartor.immutable import immutable
 from sartor.numbers import from_json_number, to_json_number
 from sartor.plans import excess as excess_of
@@ -92,7 +93,7 @@ class Plan:
         if not kept.all():
             i = int(np.flatnonzero(~kept)[0])
             who = confidential.name_group(float(self.epsilon[i]), int(self.holders[i]))
-            by = f"{float(self.spent[i] / allowed[i]):.3g} times" if self.holders[i] >= confidential.FEWEST else "more than"
+            by = "more than" if confidential.are_few(self.holders[i]) else f"{float(self.spent[i] / allowed[i]):.3g} times"
             raise Overspent(
                 f"this plan would overspend {int((~kept).sum())} of {len(kept)} groups: {who} would spend {by} its budget; "
                 "use more noise, lower rates, smaller clips or fewer steps."
@@ -206,17 +207,16 @@ class Plan:
         By default it shows groups of fewer than ten holders only merged, as ranges; with `sensitive` it shows every group, so that it
         can be read back.
         """
-        names = self._columns()
+        view, columns = self.view, self._columns()
         if sensitive:
             rows = [slice(i, i + 1) for i in range(len(self))]
-            groups = [{name: _number(values[i]) for name, values in names.items()} for i in range(len(self))]
+            groups = [{name: _number(values[i]) for name, values in columns.items()} for i in range(len(self))]
         else:
-            rows = confidential.rows(self.holders)
-            groups = [{name: self._shown(name, values, run) for name, values in names.items()} for run in rows]
-        for row, run in zip(groups, rows, strict=True):
-            shown = sensitive or not confidential.hidden(run, self.holders)
-            if shown and np.any((self.first[run] > 0) | (self.last[run] < self.steps)):
-                row["first"], row["last"] = int(self.first[run][0]), int(self.last[run][0])
+            rows = view.rows()
+            groups = [{name: self._shown(name, values, row) for name, values in columns.items()} for row in rows]
+        for group, row in zip(groups, rows, strict=True):
+            if (sensitive or not view.hides(row)) and np.any((self.first[row] > 0) | (self.last[row] < self.steps)):
+                group["first"], group["last"] = int(self.first[row][0]), int(self.last[row][0])
         return {
             "scheme": self.scheme,
             "accountant": self.accountant,
@@ -226,7 +226,7 @@ class Plan:
             "noise_multiplier": self.noise_multiplier,
             "reserve": self.reserve,
             "options": {key: _number(value) if isinstance(value, float) else value for key, value in self.options.items()},
-            "merged": len(rows) < len(self) or (not sensitive and int(self.holders.sum()) < confidential.FEWEST),
+            "merged": view.merged and not sensitive,
             "groups": groups,
         }
 
@@ -244,18 +244,27 @@ class Plan:
         )
         return dict(zip(_COLUMNS, values, strict=True))
 
-    @property
-    def secret(self) -> Array:
-        """What groups of fewer than ten holders may spend: uniform treatment would show the strictest of them as everybody's spend."""
-        return spendable(self.epsilon, self.reserve)[(self.holders < confidential.FEWEST) & np.isfinite(self.epsilon)]
+    @cached_property
+    def view(self) -> confidential.View:
+        """The groups of this plan as they may be shown: the only way from a plan to a table, a document or a page."""
+        return confidential.View(self.epsilon, self.delta, self.holders, ~self._shared())
 
-    def _shown(self, name: str, values: Array, run: slice) -> Any:
+    def _shared(self) -> NDArray[np.bool_]:
+        """Groups with the exposure of a group of fewer than ten holders: what they spend would tell what it allows."""
+        small, found = confidential.are_few(self.holders), np.zeros(len(self), bool)
+        with np.errstate(divide="ignore"):
+            place = np.log(self.noise_multipliers) * 1e6
+        for shift in (0.0, 0.5):  # of two grids one at least has figures in one cell that differ by rounding alone
+            cell = np.floor(np.where(np.isfinite(place), place, 0.0) + shift)
+            keys = list(zip(self.rate.tolist(), cell.tolist(), (self.last - self.first).tolist(), strict=True))
+            known = {key for key, is_small in zip(keys, small, strict=True) if is_small}
+            found |= np.array([key in known for key in keys], bool)
+        return found
+
+    def _shown(self, name: str, values: Array, row: slice) -> Any:
         if name == "holders":
-            return int(self.holders[run].sum())
-        if name == "spent" and confidential.hidden(run, self.holders):
-            values = self.epsilon  # nobody spends more, and a spend would tell a budget
-        value = confidential.shown(values, run, self.holders, self.secret if name == "spent" else None)
-        return [to_json_number(end) for end in value] if isinstance(value, tuple) else to_json_number(value)
+            return self.view.people(row)
+        return confidential.to_json(self.view.spent(values, row) if name == "spent" else self.view.value(values, row))
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Plan:
@@ -296,11 +305,10 @@ class Plan:
     def save(self, path: str | os.PathLike[str], *, sensitive: bool = False) -> None:
         """Write the plan as JSON, readable by its owner alone where it is sensitive."""
         content = json.dumps(self.to_json(sensitive=sensitive), indent=2) + "\n"
-        mode = 0o600 if sensitive else 0o644
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
+        if sensitive:
+            write_private(path, content.encode())
+        else:
+            write_public(path, content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -317,8 +325,7 @@ class Plan:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        inside = confidential.describe(self.epsilon, self.delta, self.holders)
-        return f"Plan({self.scheme}, {self.accountant}, {self.steps} steps, noise multiplier {self.noise_multiplier:.5g}; {inside})"
+        return f"Plan({self.scheme}, {self.accountant}, {self.steps} steps, noise multiplier {self.noise_multiplier:.5g}; {self.view!r})"
 
     def __str__(self) -> str:
         return table.plain(self)

@@ -42,19 +42,27 @@ def sequential(problem: Problem, order: Literal["strictest-first", "open-first"]
 def _noise(problem: Problem, rate: NDArray[np.float64]) -> tuple[float, NDArray[np.int64]]:
     """The smallest noise, to a thousandth, at which the groups' steps add up to at least those asked for."""
 
+    last: list[tuple[float, NDArray[np.int64]]] = []  # what the tight accountant said last: from there it is not far
+
     def steps_at(log_noise: float, accountant: Literal["rdp", "pld"]) -> NDArray[np.int64]:
         noise = everyone(np.exp(log_noise), rate)
-        return np.minimum(most_steps(problem.epsilon, problem.delta, rate, noise, accountant), problem.steps)
+        start = last[-1][1] * np.exp(np.clip(2 * (log_noise - last[-1][0]), -40.0, 40.0)) if last else None
+        found = most_steps(problem.epsilon, problem.delta, rate, noise, accountant, start)
+        if accountant == "pld":
+            last[:] = [(log_noise, found)]
+        return np.minimum(found, problem.steps)
 
     def search(accountant: Literal["rdp", "pld"], start: float, width: float) -> tuple[float, NDArray[np.int64]]:
         low, high = start, start
         while int(steps_at(high, accountant).sum()) < problem.steps:
             low, high = high, high + width
+            width *= 2
             if high > 40:
                 raise Infeasible("no noise lets these groups share the steps; ask for fewer steps.")
         while low == high or int(steps_at(low, accountant).sum()) >= problem.steps:
             high = min(high, low)
             low -= width
+            width *= 2
             if low < -4:
                 break
         while high - low > 1e-3:

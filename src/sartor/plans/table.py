@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sartor import confidential
+from sartor.confidential import text
 
 if TYPE_CHECKING:
     from sartor.plans.plan import Plan
@@ -21,7 +21,7 @@ def title(plan: Plan) -> str:
     kept = f", {plan.reserve:.0%} of every budget kept in reserve" if plan.reserve else ""
     options = "".join(f", {key} {value:g}" if isinstance(value, float) else f", {key} {value}" for key, value in plan.options.items())
     if plan.noise_multiplier == 0:
-        noise = "no noise: every record is public"
+        noise = "no noise: every record is public" if np.isinf(plan.epsilon).all() else "no noise: these deltas allow it"
     else:
         noise = f"noise multiplier {plan.noise_multiplier:.5g} on a clip of {plan.clip:g}"
     return f"{plan.scheme}{options}: {plan.steps:,} steps, expected batch {plan.batch:g}, {noise} ({plan.accountant}{kept})"
@@ -29,26 +29,26 @@ def title(plan: Plan) -> str:
 
 def cells(plan: Plan) -> list[list[str]]:
     """The rows of the table."""
-    holders = plan.holders
+    view = plan.view
     spans = np.any((plan.first > 0) | (plan.last < plan.steps))
     out = []
-    for run in confidential.rows(holders, _MOST_ROWS):
-        capped = bool(np.any(plan.capped[run]))
-        row = [
-            confidential.text(plan.epsilon, run, holders, "g"),
-            confidential.text(plan.delta, run, holders, "g"),
-            f"{int(holders[run].sum()):,}",
-            confidential.text(plan.rate, run, holders, ".4g") + (" (capped)" if capped else ""),
-            confidential.text(plan.clips, run, holders, ".4g"),
-            confidential.text(plan.noise_multipliers, run, holders, ".4g"),
-            confidential.text(plan.expected_uses, run, holders, ".4g"),
-            "within budget" if confidential.hidden(run, holders) else confidential.text(plan.spent, run, holders, ".4f", plan.secret),
+    for row in view.rows(_MOST_ROWS):
+        capped = bool(np.any(plan.capped[row]))
+        line = [
+            text(view.value(plan.epsilon, row), "g"),
+            text(view.value(plan.delta, row), "g"),
+            f"{view.people(row):,}",
+            text(view.value(plan.rate, row)) + (" (capped)" if capped else ""),
+            text(view.value(plan.clips, row)),
+            text(view.value(plan.noise_multipliers, row)),
+            text(view.value(plan.expected_uses, row)),
+            "within budget" if view.hides(row) else text(view.spent(plan.spent, row), ".4f"),
         ]
         if _shows_excess(plan):
-            row.append(confidential.text(plan.excess, run, holders, ".2g"))
+            line.append(text(view.value(plan.excess, row), ".2g"))
         if spans:
-            row.append("" if confidential.hidden(run, holders) else f"{int(plan.first[run][0]):,} to {int(plan.last[run][0]):,}")
-        out.append(row)
+            line.append("" if view.hides(row) else f"{int(plan.first[row][0]):,} to {int(plan.last[row][0]):,}")
+        out.append(line)
     return out
 
 

@@ -1,7 +1,7 @@
 """Independent figures to compare with: dp_accounting on ever finer grids, and brute force over exact outcomes.
 
-Fine grids take dp_accounting seconds to minutes each, so its figures are kept in `reference.json`; this command makes the file again:
-`python tests/accounting/reference.py`.
+Fine grids take dp_accounting seconds to minutes each, so its figures are kept in `accounting_reference.json`.
+This command makes the file again: `python tests/sartor_testing/accounting_reference.py`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.stats import norm
 
-FILE = Path(__file__).with_name("reference.json")
+FILE = Path(__file__).with_suffix(".json")
+LOG_LENGTH = 24  # of the longest transform: 16 million points
 CORNERS = [
     (1.0, 50.0, 1, 1e-5),
     (1.0, 20.0, 100, 1e-6),
@@ -40,20 +42,35 @@ def random_mechanisms(count: int) -> list[tuple[float, float, int, float]]:
     return out
 
 
-def fine_epsilon(rate: float, noise: float, steps: int, delta: float) -> tuple[float, float, float]:
-    """(low, high, grid): dp_accounting's pessimistic epsilon on a grid of 1e-5 or finer, halved until stable to 0.1 %.
+class Fine(NamedTuple):
+    """dp_accounting's pessimistic epsilon on a grid of 1e-5 or finer, halved until stable to 0.1 %.
 
-    `low` takes off the last change, several times what is still missing to the limit.
+    `low` takes off the last change, several times what is still missing to the limit. `rounding` is how far apart two computers may find
+    `high`: dp_accounting takes a Fourier transform to the power of the steps, and a transform of N numbers is right to about log2(N) times
+    the precision of a double, whose kernels round differently. So delta is known up to steps * log2(N) * 2.2e-16, and epsilon up to what
+    such a change of delta changes in it.
     """
+
+    low: float
+    high: float
+    grid: float
+    rounding: float
+
+
+def fine_epsilon(rate: float, noise: float, steps: int, delta: float) -> Fine:
+    """The figure to compare with, as dp_accounting says it here and now."""
     spread = rate * np.sqrt(np.expm1(min(noise**-2, 20.0)))
     grid, last = min(2e-5, spread / 2), np.inf
     while True:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             one = pld.from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=grid, use_connect_dots=True)
-            value = float(one.self_compose(steps).get_epsilon_for_delta(delta))
+            every = one.self_compose(steps)
+            value = float(every.get_epsilon_for_delta(delta))
         if abs(last - value) <= 1e-3 * value:
-            return value - abs(last - value), value, grid
+            unsure = steps * LOG_LENGTH * np.finfo(float).eps
+            least, most = (float(every.get_epsilon_for_delta(delta + change)) for change in (unsure, -unsure))
+            return Fine(value - abs(last - value), value, grid, most - least)
         last, grid = value, grid / 2
 
 
@@ -63,7 +80,7 @@ def make(count: int = 210) -> None:
     known = {tuple(row["mechanism"]) for row in rows}
     for mechanism in [*CORNERS, *random_mechanisms(count)]:
         if mechanism not in known:
-            low, high, grid = fine_epsilon(*mechanism)
+            low, high, grid, _ = fine_epsilon(*mechanism)
             rows.append({"mechanism": list(mechanism), "low": low, "high": high, "grid": grid})
             FILE.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
             print(len(rows), mechanism, low, high, grid, flush=True)

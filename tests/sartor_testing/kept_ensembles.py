@@ -1,0 +1,87 @@
+"""An ensemble in a folder, aggregated again and again and by several processes at once; checks that are also run on faulty code."""
+
+import contextlib
+import io
+import os
+
+import numpy as np
+
+import sartor
+from sartor.errors import SartorError
+from sartor.pate.aggregators import GNMax
+from sartor.pate.folder import EnsembleFolder
+from sartor.pate.plan import plan
+from sartor.sgd.stream import Stream
+from sartor_testing.ensembles import holders_within_budget, random_votes
+
+PEOPLE = sartor.Budgets.from_groups([(1.0, 50), (2.0, 30), (4.0, 20)], delta=1e-5)
+
+
+def saved(path, variant="weight", queries=200, noise=30.0):
+    """Votes in a folder that nothing was made of."""
+    found = plan(PEOPLE, variant, teachers=10, aggregator=GNMax(noise=noise))
+    made = EnsembleFolder.create(path, found, PEOPLE)
+    made.put(random_votes(queries, found.teachers, 3, 1)[0], 3)
+    return made
+
+
+def all_aggregations_keep_the_budgets(path, variant="weight"):
+    """Whether many aggregations of one folder, each by a reader of its own, together keep everyone's budget, and some were had."""
+    made = saved(path, variant)
+    found = [EnsembleFolder(path).aggregate(labels=1 + i % 5, stream=Stream(seed=i)) for i in range(12)]
+    found += [made.aggregate(stream=Stream(seed=100 + i)) for i in range(3)]
+    return len(found[0]) > 0 and holders_within_budget(PEOPLE, made.plan, found)
+
+
+def in_a_fork(work):
+    """Run this in a process of its own; what it wrote comes back from the returned function."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            os.close(reading)
+            with os.fdopen(writing, "wb") as pipe:
+                pipe.write(work())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+
+    def result():
+        with os.fdopen(reading, "rb") as pipe:
+            content = pipe.read()
+        return os.waitpid(pid, 0)[1], content
+
+    return result
+
+
+def aggregations_at_once(path, processes=4, each=10):
+    """What several processes got that aggregate the same file at once."""
+
+    def work():
+        content, own = io.BytesIO(), EnsembleFolder(path)
+        arrays = {}
+        for i in range(each):
+            while True:
+                with contextlib.suppress(SartorError):  # without a lock another process may come first: nothing is handed out then
+                    found = own.aggregate(labels=2)
+                    break
+            arrays |= {f"{i}asked": found.asked, f"{i}answered": found.answered, f"{i}weights": found.weights}
+        np.savez(content, **arrays)
+        return content.getvalue()
+
+    found = []
+    for waiting in [in_a_fork(work) for _ in range(processes)]:
+        code, content = waiting()
+        assert code == 0
+        with np.load(io.BytesIO(content)) as arrays:
+            found += [Transcript(*(arrays[f"{i}{what}"] for what in ("asked", "answered", "weights"))) for i in range(each)]
+    return found
+
+
+class Transcript:
+    """The released part of a voting."""
+
+    def __init__(self, asked, answered, weights):
+        self.asked, self.answered, self.weights = asked, answered, weights
