@@ -5,6 +5,18 @@ import os
 import pytest
 from hypothesis import settings
 
+pytest.register_assert_rewrite("sartor_testing")
+
+# What is printed must not depend on the terminal that the tests were started from, nor on what a service sets for its logs.
+WIDTH = ("COLUMNS", "LINES", "TERMINAL_WIDTH")
+COLOURS = ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS")
+for name in (*WIDTH, *COLOURS):
+    os.environ.pop(name, None)
+
+# There are as many workers as cores, so each computes with one thread, and so do the programs that it starts; a number that was set stays.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same examples in every run, so that a change passes or fails by its own doing; HYPOTHESIS_PROFILE=explore looks for new ones.
 settings.register_profile("same", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
@@ -12,11 +24,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_addoption(parser):
-    parser.addoption("--long", action="store_true", help="also run what takes long and rarely finds more: all of the random plans")
+    parser.addoption("--long", action="store_true", help="also run what takes long and rarely finds more")
 
 
 def pytest_configure(config):
+    from sartor_testing import amount
+
     config.addinivalue_line("markers", "long: left out unless --long is given")
+    amount.long = config.getoption("--long")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -24,3 +39,36 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="--long runs it"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from sartor_testing.workers import ByFixture
+
+    return ByFixture(config, log)
+
+
+@pytest.fixture
+def two_threads():
+    """PyTorch with two threads, whatever there is."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs one command here; gives its exit code, stdout and stderr."""
+
+    from sartor.cli import main
+
+    def sartor_(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    return sartor_

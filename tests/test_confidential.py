@@ -299,8 +299,9 @@ def test_many_small_groups_become_about_ten_rows():
 def test_what_a_row_shows_is_shared_by_ten_or_strictly_inside_a_range(holders, data):
     count = len(holders)
     values = np.array(data.draw(st.lists(st.floats(1e-9, 1e9) | st.sampled_from([1.0, 2.5, 10.0]), min_size=count, max_size=count)))
-    for run in confidential.rows(holders):
-        shown = confidential.shown(values, run, holders)
+    view = confidential.View(np.arange(1.0, count + 1), np.full(count, 1e-5), holders)
+    for run in view.rows():
+        shown = view.value(values, run)
         if isinstance(shown, tuple):
             assert shown[0] < values[run].min()
             assert shown[1] > values[run].max()

@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from sartor.budgets import Budgets, Policy
-from sartor.errors import Infeasible, InvalidBudget, NoNoise, Overspent, RarelyUsed, SartorError, SartorWarning
+from sartor.errors import Infeasible, InvalidBudget, LargeDelta, NoNoise, Overspent, RarelyUsed, SartorError, SartorWarning
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian, exposure_from_json
 from sartor.plans import Plan, plan, schemes
 
@@ -38,6 +38,7 @@ __all__ = [
     "Included",
     "Infeasible",
     "InvalidBudget",
+    "LargeDelta",
     "NoNoise",
     "Overspent",
     "Plan",

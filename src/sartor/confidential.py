@@ -1,8 +1,17 @@
-"""What may be shown of groups: rows for groups of ten holders and more, ranges for smaller ones.
+"""What may be shown of groups: one view, which every table, document, page, repr and error asks.
 
-A table, a repr, an error or a default JSON document must not show one holder's budget. So consecutive small groups are merged until
-at least ten holders stand in a row, and a merged row shows ranges, widened to 1, 2, 5, 10 and so on, of everything that would give a
-budget away. A population of fewer than ten holders is one row.
+Guarantee: of a group of fewer than ten holders nothing is shown but ranges, widened to 1, 2, 5, 10 and so on, of rows in which ten
+    holders or more stand together (all of them, in a population of fewer); nor is a figure of larger groups that is a small group's too.
+Proof: consecutive small groups are merged, with a neighbour if they must be, until a row has ten holders, and `View.value` gives a number
+    only where all of a row share it. A spend follows from an exposure and a budget: a merged row shows the most that anyone in it
+    allows and not what was spent, and a row by itself shows its spend as a range where a small group shares its exposure (as under uniform
+    treatment, where everyone spends what the strictest allow) or where its digits would tell everybody's budgets (as in PATE).
+Breaks if: figures of groups are shown that did not come from a view; the arrays of a plan, its pickle or its sensitive document are shown.
+
+Public by design, and not hidden here, is the mechanism itself, which comes with every release: noise and its multiplier, steps, batch,
+clip, a scheme's options, rates and clips of groups that stand alone, PATE's noise, teachers and number of labels. It is made from
+everybody's budgets, so whoever knows all of them but one can solve for the last, and under uniform treatment it tells the strictest: where
+budgets are themselves secret, use policy levels or `Budgets.deniable`.
 """
 
 from __future__ import annotations
@@ -10,9 +19,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from sartor.numbers import to_json_number
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Shown = float | tuple[float, float]
+"""A figure as it may be shown: a number, or the ends of a range."""
 
 FEWEST = 10
 """Holders that a group must have to be shown by itself."""
@@ -21,13 +40,18 @@ _MERGED_ROWS = 10
 _TABLE_ROWS = 20
 
 
-def rows(holders: NDArray[np.int64], most: int | None = None) -> list[slice]:
+def are_few(holders: ArrayLike) -> NDArray[np.bool_]:
+    """Which groups are too small to be shown by themselves."""
+    return np.asarray(holders) < FEWEST
+
+
+def rows(holders: Counts, most: int | None = None) -> list[slice]:
     """Runs of groups, given in the order of their budgets, that may each be shown as one row.
 
     Large groups stay by themselves and small ones are merged with small neighbours, into at most about ten rows; only where those are too
     few do they join a large neighbour. `most` merges further, for tables that people read.
     """
-    small = np.asarray(holders) < FEWEST
+    small = are_few(holders)
     size = max(FEWEST, math.ceil(int(holders[small].sum()) / _MERGED_ROWS))
     edges = [0, *(np.flatnonzero(small[1:] != small[:-1]) + 1).tolist(), len(small)]
     found: list[slice] = []
@@ -43,7 +67,7 @@ def rows(holders: NDArray[np.int64], most: int | None = None) -> list[slice]:
     return _coarser(found, holders, most) if most is not None and len(found) > most else found
 
 
-def _chunks(holders: NDArray[np.int64], begin: int, end: int, size: int) -> list[slice]:
+def _chunks(holders: Counts, begin: int, end: int, size: int) -> list[slice]:
     """A run of small groups cut into rows of about `size` holders; what is left over joins the last."""
     total = np.cumsum(holders[begin:end])
     cuts = [begin]
@@ -56,7 +80,7 @@ def _chunks(holders: NDArray[np.int64], begin: int, end: int, size: int) -> list
     return [slice(a, b) for a, b in itertools.pairwise(cuts)]
 
 
-def _coarser(runs: Sequence[slice], holders: NDArray[np.int64], most: int) -> list[slice]:
+def _coarser(runs: Sequence[slice], holders: Counts, most: int) -> list[slice]:
     total, target = int(holders.sum()), math.ceil(int(holders.sum()) / most)
     merged: list[slice] = []
     start, held = runs[0].start, 0
@@ -67,11 +91,6 @@ def _coarser(runs: Sequence[slice], holders: NDArray[np.int64], most: int) -> li
             start, held = run.stop, 0
     assert sum(int(holders[run].sum()) for run in merged) == total
     return merged
-
-
-def hidden(run: slice, holders: NDArray[np.int64]) -> bool:
-    """Whether a row stands for groups that may not be shown one by one."""
-    return bool(np.any(holders[run] < FEWEST)) or run.stop - run.start > 1
 
 
 def outward(low: float, high: float) -> tuple[float, float]:
@@ -89,46 +108,110 @@ def _beyond(value: float, direction: int) -> float:
     return float(f"{max(step for step in ladder if step < value * (1 - 1e-9)):.1g}")
 
 
-def shown(
-    values: NDArray[np.float64], run: slice, holders: NDArray[np.int64], secret: NDArray[np.float64] | None = None
-) -> float | tuple[float, float]:
-    """The value of a row: a number where ten holders or more share it, otherwise a range.
+@dataclass(frozen=True, repr=False, eq=False)
+class View:
+    """The groups of a plan as anybody may see them. Arrays have one entry per group, in the order of the budgets.
 
-    `secret` are values of small groups that must not be recognisable elsewhere either: what lies within 1 % of one is a range too.
+    `own` says of each group whether its spend is its own, so that it tells nothing of a small group; without it, no spend is taken to be.
     """
-    part = np.asarray(values)[run]
-    low, high = float(part.min()), float(part.max())
-    given_away = secret is not None and low > 0 and bool(np.any(np.abs(secret / low - 1) < 0.01))
-    if low == high and int(holders[run].sum()) >= FEWEST and not given_away:
-        return low
-    return outward(low, high)
+
+    epsilon: Array
+    delta: Array
+    holders: Counts
+    own: NDArray[np.bool_] | None = None
+
+    def rows(self, most: int | None = None) -> list[slice]:
+        """Runs of groups that may each be shown as one row, at most so many."""
+        return rows(self.holders, most)
+
+    @cached_property
+    def merged(self) -> bool:
+        """Whether some groups may not be shown one by one."""
+        return any(self.hides(row) for row in self.rows())
+
+    def hides(self, row: slice) -> bool:
+        """Whether a row stands for groups that may not be shown one by one."""
+        return bool(are_few(self.holders[row]).any()) or row.stop - row.start > 1
+
+    def shows_spent(self, row: slice) -> bool:
+        """Whether the spend of a row may be shown as a number."""
+        return not self.hides(row) and (not self.merged or (self.own is not None and bool(self.own[row].all())))
+
+    def people(self, row: slice) -> int:
+        """Holders in a row."""
+        return int(self.holders[row].sum())
+
+    def count(self, of: NDArray[np.bool_]) -> str:
+        """How many holders are in some of the groups: a number where no group is small, otherwise a range, from which none follows."""
+        number, everybody = int(self.holders[of].sum()), int(self.holders.sum())
+        if are_few(number):
+            return f"fewer than {FEWEST} holders"
+        if not self.merged:
+            return f"{int(of.sum())} of {len(of)} groups, with {number} of {everybody} holders,"
+        low, high = outward(number, number)
+        return f"{max(low, FEWEST):.0f} to {min(high, everybody):.0f} of {everybody} holders"
+
+    def value(self, values: ArrayLike, row: slice) -> Shown:
+        """A figure of the groups, for a row: a number where ten holders or more share it, otherwise a range."""
+        part = np.asarray(values, float)[row]
+        low, high = float(part.min()), float(part.max())
+        return low if low == high and self.people(row) >= FEWEST else outward(low, high)
+
+    def coarse(self, values: ArrayLike) -> Array:
+        """Figures of the groups with one digit where some groups are merged: with more digits they could be solved for their budgets."""
+        exact = np.asarray(values, float)
+        return np.array([float(f"{value:.1g}") for value in exact.ravel()]).reshape(exact.shape) if self.merged else exact
+
+    def spent(self, values: ArrayLike, row: slice) -> Shown:
+        """What the groups have spent, for a row; see `spend_beside`."""
+        part = np.asarray(values, float)[row]
+        ends = (float(part.min()), float(part.max()))
+        return spend_beside(self.value(self.epsilon, row), ends, merged=self.hides(row), own=self.shows_spent(row))
+
+    def above(self, value: float) -> float:
+        """An upper figure that is everybody's; with some groups merged, the next of 1, 2, 5, 10 and so on above it."""
+        return outward(value, value)[1] if self.merged else value
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{self.people(row)} at epsilon {text(self.value(self.epsilon, row), 'g')}, delta {text(self.value(self.delta, row), 'g')}"
+            for row in self.rows(_TABLE_ROWS)
+        ]
+        return "; ".join(parts)
 
 
-def text(
-    values: NDArray[np.float64],
-    run: slice,
-    holders: NDArray[np.int64],
-    form: str = ".4g",
-    secret: NDArray[np.float64] | None = None,
-) -> str:
-    """One cell of a table: the value of a group, or the range of a merged row."""
-    value = shown(values, run, holders, secret)
-    if isinstance(value, tuple):
-        return f"{value[0]:.2g} to {value[1]:.2g}"
-    return format(value, form)
+def spend_beside(budget: Shown, spent: tuple[float, float], *, merged: bool, own: bool) -> Shown:
+    """The spend of a row, given the ends of what its groups spent, as it may stand beside the row's budget.
+
+    A merged row shows from nothing up to what is allowed in it: nobody spends more, and less would tell a budget. A row by itself shows its
+    spend if it is its `own`, and otherwise a range around it, which ends at the row's budget.
+    """
+    low, high = spent
+    if own or high == 0 or math.isinf(low):
+        return high
+    if merged:
+        most = budget[1] if isinstance(budget, tuple) else budget
+        return 0.0, most if high <= most else outward(high, high)[1]
+    low, most = outward(low, high)
+    return low, min(most, budget) if isinstance(budget, float) and high <= budget else most
 
 
-def describe(epsilon: NDArray[np.float64], delta: NDArray[np.float64], holders: NDArray[np.int64]) -> str:
-    """Groups in one line, as a repr shows them."""
-    parts = [
-        f"{int(holders[run].sum())} at epsilon {text(epsilon, run, holders, 'g')}, delta {text(delta, run, holders, 'g')}"
-        for run in rows(holders, _TABLE_ROWS)
-    ]
-    return "; ".join(parts)
+def text(value: Any, form: str = ".4g") -> str:
+    """A figure as a cell of a table shows it, from a view or from a document."""
+    if isinstance(value, tuple | list):
+        return " to ".join(text(end) for end in value)
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else format(value, form)
+
+
+def to_json(value: Shown) -> Any:
+    """A figure as a document shows it."""
+    return [to_json_number(end) for end in value] if isinstance(value, tuple) else to_json_number(value)
 
 
 def name_group(epsilon: float, holders: int) -> str:
     """A group as an error may name it."""
-    if holders < FEWEST:
+    if are_few(holders):
         return f"a group of fewer than {FEWEST} holders"
     return f"the group at epsilon {epsilon:g}"

@@ -28,4 +28,8 @@ class RarelyUsed(SartorWarning):
 
 
 class NoNoise(SartorWarning):
-    """A population of public records alone: the run adds no noise and protects nobody."""
+    """Public records alone, or deltas that allow everything: the run adds no noise and protects nobody."""
+
+
+class LargeDelta(SartorWarning):
+    """A delta above one in the number of holders, which would allow to publish somebody's record outright."""
