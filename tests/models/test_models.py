@@ -107,7 +107,14 @@ def test_gradients_per_example_are_those_of_the_example_alone(model, data):
         torch.testing.assert_close(parameter.grad_sample[0], expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("model", "data"), [*ONE_OF_EACH, ("embedding", "snli"), ("transformer", "snli")])
+SLOW = ("resnet18-gn", "cifar10")
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [pytest.param(*pair, marks=pytest.mark.long) if pair == SLOW else pair for pair in ONE_OF_EACH]
+    + [("embedding", "snli"), ("transformer", "snli")],
+)
 def test_the_first_private_step_passes_its_self_check(model, data):
     """With more examples than it compares, which a state of three layers by three examples once looked like."""
     records = torch.utils.data.TensorDataset(*batch(data, 8))

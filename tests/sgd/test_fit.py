@@ -2,8 +2,6 @@
 
 import copy
 import json
-import sys
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -16,9 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 import sartor
 from sartor.sgd import evaluate
 from sartor.sgd import run as running
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_private import HOLDERS, flat, net, people, planned, records, trained, without_noise
+from sartor_testing.private_runs import HOLDERS, flat, net, people, planned, records, trained, without_noise
 
 STEPS = 6
 
@@ -132,21 +128,22 @@ def test_without_public_data_there_is_no_figure():
 
 
 def test_a_run_stops_early_by_public_data_alone():
-    result = fitted(public=records(), every=1, patience=2, lr=1e-9)
+    result = fitted(public=records(50), every=1, patience=2, lr=1e-9)
     assert result.stopped_early
     assert result.steps == result.account.steps == 3
     assert np.array_equal(result.account.spent, planned("scale", STEPS).spent_after(3))
     with pytest.raises(sartor.SartorError, match="public"):
         fitted(patience=2)
     with pytest.raises(sartor.SartorError, match="every"):
-        fitted(patience=2, public=records())
+        fitted(patience=2, public=records(50))
 
 
 def test_patience_where_there_is_no_accuracy_follows_the_loss():
     """Targets that are numbers have no accuracy: a run that gets better must go on."""
     inputs = records().tensors[0]
     data = TensorDataset(inputs, inputs[:, :3] * 3)
-    result = fitted(nn.Linear(4, 3), data, loss=nn.MSELoss(), public=data, every=1, patience=1, lr=0.01)
+    other = TensorDataset(*(tensor[:40] for tensor in data.tensors))
+    result = fitted(nn.Linear(4, 3), data, loss=nn.MSELoss(), public=other, every=1, patience=1, lr=0.01)
     losses = [entry["loss"] for entry in result.history]
     best = next((i for i in range(1, len(losses)) if losses[i] >= losses[i - 1]), STEPS - 1)
     assert result.steps == best + 1
@@ -256,7 +253,7 @@ def test_records_that_are_not_pairs_are_refused():
         ({"every": 0}, "every must be 1 or more"),
         ({"checkpoint_every": 2}, "need a folder"),
         ({"resume": True}, "need a folder"),
-        ({"patience": 0, "public": records(), "every": 1}, "patience must be 1 or more"),
+        ({"patience": 0, "public": records(50), "every": 1}, "patience must be 1 or more"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, reason):
@@ -267,7 +264,7 @@ def test_settings_that_make_no_sense_are_refused(settings, reason):
 def test_modes_of_layers_are_as_they_were():
     model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3))
     model[1].eval()
-    fitted(model, public=records(), every=2)
+    fitted(model, public=records(50), every=2)
     assert [module.training for module in model] == [True, False, True]
 
 

@@ -1,8 +1,6 @@
 """Faults put into the training step on purpose: each must be caught by a check that the tests beside this one run."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +8,16 @@ import torch
 
 from sartor.sgd import loader as loading
 from sartor.sgd import run as running
+from sartor.sgd.checkpoint import Checkpoint
 from sartor.sgd.gradients import PerExample
 from sartor.sgd.sampling import PoissonSampler
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_checkpoint import resumes_to_the_same_end
-from test_private import difference_from_by_hand, empty_batches_step_with_noise, has_the_planned_noise, pure_noise
+from sartor_testing.private_runs import (
+    difference_from_by_hand,
+    empty_batches_step_with_noise,
+    has_the_planned_noise,
+    pure_noise,
+    resumes_to_the_same_end,
+)
 
 SAME = 1e-5
 
@@ -124,8 +126,14 @@ def test_a_stale_learning_rate_after_a_resume_is_caught(monkeypatch, tmp_path):
     schedule = torch.optim.lr_scheduler.StepLR
     settings = {"scheduler": lambda o: schedule(o, 3, 0.5)}
     assert resumes_to_the_same_end(tmp_path / "right", **settings)
+    right = Checkpoint.restore
+
+    def forgetful(self, optimizer, loader, scheduler):
+        self._document["scheduler"] = scheduler.state_dict()  # where a new one begins
+        right(self, optimizer, loader, scheduler)
+
     assert not resumes_to_the_same_end(
-        tmp_path / "wrong", between=lambda: monkeypatch.setattr(schedule, "load_state_dict", lambda self, state: None), **settings
+        tmp_path / "wrong", between=lambda: monkeypatch.setattr(Checkpoint, "restore", forgetful), **settings
     )
 
 

@@ -268,8 +268,8 @@ def test_other_data_behind_a_subset_are_noticed(tmp_path):
 
 
 def test_regression_with_public_data_and_checkpoints_runs(tmp_path):
-    numbers = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
-    result = fit(nn.Linear(4, 1), numbers, loss=nn.MSELoss(), public=numbers, every=2, checkpoint=tmp_path / "run", checkpoint_every=1)
+    numbers, others = (TensorDataset(torch.randn(40, 4), torch.randn(40, 1)) for _ in range(2))
+    result = fit(nn.Linear(4, 1), numbers, loss=nn.MSELoss(), public=others, every=2, checkpoint=tmp_path / "run", checkpoint_every=1)
     assert len(result.history) == 2
 
 

@@ -3,12 +3,22 @@
 A checkpoint holds the key of the run's coins and noise, so it is sensitive. A run that resumes draws the same coins and the same noise from
 the step on at which it was saved: steps that it had taken after that are taken again with the same result, so nothing is released twice.
 
-Breaks if: the resumed run differs (other code, data, learning rate): then steps taken twice under the same noise show their difference.
-    Plan, data, budgets and settings are compared and a difference is refused; the machine is compared too, and a difference is said.
+The checkpoint of a run that is over holds no key, no generator and no optimizer, only the model that was released and what it cost: the one
+before, which held them, is removed once it stands. Whoever resumes such a run finds its end, and no further step can be taken. The folder
+is locked for as long as a run writes to it, so that no other takes its steps meanwhile or writes over its end.
+
+Breaks if: the resumed run differs: then steps taken twice under the same noise show their difference bare. So plan, budgets, data, loss,
+    settings, versions and all that the run is made of (`identity`) are compared, and a difference is refused; what is restored (parameters,
+    the optimizer's state, learning rates) cannot differ. Another processor or number of threads rounds otherwise, which is said and not
+    refused: who saw a step before and after sees the difference of two roundings without noise, about 1e-7 of the sum.
+    Nor may the run have become another one on the way, since whoever resumes begins with what it began with: so what it is made of is
+    looked at again whenever a checkpoint is to be written, and none is where it changed. The one before that stands, and is sound.
+    A callback that changes parameters or buffers must follow from the step and the model, for its own memory is not kept.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -30,19 +40,35 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError, SartorWarning
-from sartor.files import sync_folder
+from sartor.files import Lock, lock, sync_folder, write_private
 from sartor.plans import Plan
+from sartor.sgd.account import Account
+from sartor.sgd.identity import difference, identity, scheduler_identity
 from sartor.sgd.loader import PrivateLoader, seeded
 from sartor.sgd.optimizer import PrivateOptimizer
+from sartor.sgd.run import Run
 from sartor.sgd.stream import Stream
 
 _CURRENT = "current"
 _SAMPLED = 10_000
-_OURS = re.compile(r"step-\d+-[0-9a-f]{8}(\.pointer)?")
+_TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or let go of it (sartor.sgd.release)."
+_BEGUN = (
+    "{} holds the checkpoint of a run: continue it (resume=True) or choose another folder; a second run over the same people would spend "
+    "their budgets a second time (if the first took no step, delete its folder)."
+)
+_OURS = re.compile(rf"step-\d+-[0-9a-f]{{8}}|\.{_CURRENT}\.[0-9a-f]+")
 
 
 class OtherEnvironment(SartorWarning):
-    """A run that resumes where numbers may round differently: it is as private, but not bit for bit the same."""
+    """A run that resumes where numbers may round differently: steps taken twice then differ in their last digits, without noise."""
+
+
+class NotSaved(SartorWarning):
+    """A run that changed what a checkpoint does not put back: it goes on, and no checkpoint is written while that is so."""
+
+
+class Changed(SartorError):
+    """A run is no longer what it began as, in something that a checkpoint does not put back, so no checkpoint was written."""
 
 
 def fingerprint(plan: Plan, budgets: Budgets, dataset: Dataset[Any]) -> dict[str, str]:
@@ -70,7 +96,7 @@ def _digest(*chunks: bytes | memoryview) -> str:
 def _data_digest(dataset: Any) -> str:
     """Tensors, and parts and chains of them, are read whole; other data sets record by record up to a number, beyond it in part."""
     if type(dataset) is TensorDataset:
-        return _digest(*(_bytes(tensor) for tensor in dataset.tensors))
+        return _digest(*(part for tensor in dataset.tensors for part in (_form(tensor), _bytes(tensor))))
     if type(dataset) is Subset:
         return _digest(_data_digest(dataset.dataset).encode(), np.asarray(dataset.indices, np.int64).tobytes())
     if type(dataset) is ConcatDataset:
@@ -80,6 +106,7 @@ def _data_digest(dataset: Any) -> str:
     with seeded(0):
         for i in places:
             for value in tree_flatten(dataset[int(i)])[0]:
+                hashed.update(_form(value))
                 hashed.update(_leaf(value))
     return hashed.hexdigest()
 
@@ -97,16 +124,29 @@ def _leaf(value: Any) -> bytes | memoryview:
     return type(value).__qualname__.encode() if array.dtype.hasobject else array.tobytes()
 
 
+def _form(value: Any) -> bytes:
+    """What content alone does not tell: the same bytes in another shape or type are other data."""
+    return f"{getattr(value, 'dtype', type(value).__qualname__)} {tuple(getattr(value, 'shape', ()))};".encode()
+
+
 def _bytes(tensor: Tensor) -> memoryview:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _environment(loader: PrivateLoader) -> dict[str, Any]:
+def _environment() -> dict[str, Any]:
     return {
-        "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "physical_batch": loader.max_physical_batch,
         "processor": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _settings(optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any) -> dict[str, Any]:
+    run = optimizer.run
+    return {
+        "reduction": run.reduction,
+        "number of noise draws": run.noise_draws,
+        "largest physical batch": loader.max_physical_batch,  # dropout and random changes to records are drawn piece by piece
+        "scheduler": scheduler_identity(scheduler),
     }
 
 
@@ -117,53 +157,144 @@ def save_checkpoint(
     of: dict[str, str],
     scheduler: Any = None,
     public: Mapping[str, Any] | None = None,
+    *,
+    over: bool = False,
+    loss: str | None = None,
 ) -> None:
     """Write where the run stands; whoever kills the process at any moment finds this checkpoint or the one before.
 
-    `public` is whatever else the caller wants back, made from public data alone.
+    `public` is whatever else the caller wants back, made from public data alone. Of a run that is `over`, or has no step left, the key
+    goes. `loss` is the loss as it is now, if `of` names it as it was. A run that changed what is not put back raises `Changed`, and the
+    checkpoint before stands.
     """
     run = optimizer.run
-    tensors, scalars = _flat_optimizer(optimizer)
+    over = over or not run.left
+    if not over:
+        _refuse_changes(optimizer, loader, scheduler, "the loss differs" if loss not in (None, of.get("loss")) else None)
+    state = {} if over else _state(optimizer, loader, scheduler)
+    files = {} if over else {"optimizer.safetensors": save(_flat_optimizer(optimizer)[0])}
+    files["model.safetensors"] = save({name: value.detach().contiguous() for name, value in _unshared(run.engine.model).items()})
     document = {
+        **state,
         "of": of,
         "steps": run.steps,
-        "stream": run.stream.to_json(),
-        "settings": {"reduction": run.reduction, "noise_draws": run.noise_draws, "optimizer": type(optimizer.inner).__name__},
-        "environment": _environment(loader),
-        "kernels": run.engine.kernels.chosen,
-        "optimizer": scalars,
-        "scheduler": _jsonable(scheduler.state_dict(), "the scheduler") if scheduler is not None else None,
-        "random": torch.get_rng_state().numpy().tobytes().hex(),
+        "over": over,
+        "seeded": run.stream.seeded,
         "account": run.account().to_json(),
         "public": _jsonable(dict(public or {}), "the caller"),
+        "files": {name: _digest(content) for name, content in files.items()},
     }
-    files = {
-        "model.safetensors": save({name: value.detach().contiguous() for name, value in _unshared(run.engine.model).items()}),
-        "optimizer.safetensors": save(tensors),
-    }
-    document["files"] = {name: _digest(content) for name, content in files.items()}
-    content = json.dumps(document).encode()
-    files["state.json"] = content
-    pointer = json.dumps({"folder": f"step-{run.steps}-{secrets.token_hex(4)}", "digest": _digest(content)})
+    files["state.json"] = json.dumps(document).encode()
+    name = f"step-{run.steps}-{secrets.token_hex(4)}"
+    pointer = json.dumps({"folder": name, "digest": _digest(files["state.json"])})
     root = Path(folder)
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    root.chmod(0o700)
-    name = json.loads(pointer)["folder"]
+    _hold(run, root)
     (root / name).mkdir(mode=0o700)
     for file, content in files.items():
-        _write(root / name / file, content)
-    sync_folder(root / name)
-    _write(root / f"{name}.pointer", pointer.encode())
-    os.replace(root / f"{name}.pointer", root / _CURRENT)
-    sync_folder(root)
-    for old in root.iterdir():
-        if _OURS.fullmatch(old.name) and old.name != name:
-            shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+        write_private(root / name / file, content)
+    write_private(root / _CURRENT, pointer.encode())
+    _remove_others(root, name)
+    if not run.left:
+        run.locks.pop(root.resolve()).close()
+
+
+def _hold(run: Run, root: Path) -> None:
+    """Make sure that this run alone writes here: a folder is one run's from its first checkpoint on, and one process's at a time."""
+    place = root.resolve()
+    if place not in run.locks:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.chmod(0o700)
+        held = _locked(root)
+        if is_begun(root):
+            held.close()
+            raise SartorError(_BEGUN.format(root))
+        run.locks[place] = held
+    run.locks[place].check()
+
+
+def _locked(root: Path) -> Lock:
+    try:
+        return lock(root, taken=_TAKEN.format(root))
+    except SartorError:
+        gc.collect()  # a run of this process that nobody refers to any more holds its folder until then
+        return lock(root, taken=_TAKEN.format(root))
+
+
+def _refuse_changes(optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any, other: str | None) -> None:
+    """Raise if whoever begins anew and restores a checkpoint of this moment would have another run than this one is now."""
+    run = optimizer.run
+    settings = _settings(optimizer, loader, scheduler)
+    run.settings = run.settings or settings
+    other = other or difference(run.made_of.to_json(), identity(run.engine.model, optimizer.inner, loader.dataset, loader.collate))
+    other = other or _settings_differ(run.settings, settings)
+    if other is not None:
+        raise Changed(
+            f"the run is no longer what it was at its beginning: {other}, which a checkpoint does not put back, so none was written at "
+            "this step; keep what steps depend on in a buffer (register_buffer), and what is only noted out of the model."
+        )
+
+
+def _settings_differ(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    return next((f"the {name} differs" for name, value in now.items() if then[name] != value), None)
+
+
+def _state(optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any) -> dict[str, Any]:
+    """What the next step depends on, besides the model and the optimizer's tensors. Sensitive: it holds the key."""
+    run = optimizer.run
+    return {
+        "stream": run.stream.to_json(),
+        "made_of": run.made_of.to_json(),
+        "settings": _settings(optimizer, loader, scheduler),
+        "environment": _environment(),
+        "kernels": run.engine.kernels.chosen,
+        "optimizer": _flat_optimizer(optimizer)[1],
+        "scheduler": _jsonable(scheduler.state_dict(), "the scheduler") if scheduler is not None else None,
+        "random": torch.get_rng_state().numpy().tobytes().hex(),
+    }
+
+
+def _remove_others(root: Path, name: str) -> None:
+    """Take away, for good, what earlier and broken-off writes left beside the checkpoint that stands."""
+    others = [path for path in root.iterdir() if _OURS.fullmatch(path.name) and path.name != name]
+    try:
+        for path in others:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    except OSError as error:
+        raise SartorError(
+            f"an earlier checkpoint in {root} cannot be removed: {error.strerror}; it holds the key of the run's noise: delete it yourself."
+        ) from None
+    if others:
+        sync_folder(root)
+
+
+def remove(folder: str | os.PathLike[str]) -> None:
+    """Take a checkpoint away for good: first its name, so that whoever is stopped in between leaves none, and then what it held."""
+    root = Path(folder)
+    try:
+        (root / _CURRENT).unlink(missing_ok=True)
+        sync_folder(root)
+        shutil.rmtree(root)
+    except OSError as error:
+        raise SartorError(f"{root} cannot be removed: {error.strerror}; its run is finished: delete it yourself.") from None
+    sync_folder(root.parent)
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a checkpoint."""
     return (Path(folder) / _CURRENT).is_file()
+
+
+def is_begun(folder: str | os.PathLike[str]) -> bool:
+    """Whether a run began here: it has a checkpoint, or left one of a later step than its first, which is written before any is taken."""
+    root = Path(folder)
+    names = [path.name for path in root.iterdir()] if root.is_dir() else []
+    return _CURRENT in names or any(_OURS.fullmatch(name) and not name.startswith("step-0-") for name in names)
+
+
+def refuse_begun(folder: str | os.PathLike[str]) -> None:
+    """Refuse to begin a run where another one began."""
+    if is_begun(folder):
+        raise SartorError(_BEGUN.format(os.fspath(folder)))
 
 
 class Checkpoint:
@@ -173,13 +304,15 @@ class Checkpoint:
         root = Path(folder)
         if not exists(root):
             raise SartorError(f"{root} holds no checkpoint to resume from.")
+        self._root = root
         try:
-            pointer = json.loads((root / _CURRENT).read_text())
+            self._pointer = (root / _CURRENT).read_bytes()
+            pointer = json.loads(self._pointer)
             path = root / Path(str(pointer["folder"])).name
             content = (path / "state.json").read_bytes()
             self._document: dict[str, Any] = json.loads(content)
-            self._tensors = {name: (path / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}
             whole = _digest(content) == pointer["digest"]
+            self._tensors = {name: (path / name).read_bytes() for name in self._document["files"]} if whole else {}
             whole = whole and all(_digest(value) == self._document["files"][name] for name, value in self._tensors.items())
         except (OSError, ValueError, KeyError, TypeError):
             whole = False
@@ -192,40 +325,65 @@ class Checkpoint:
                 )
         if self._document["of"].get("loss") != of.get("loss"):
             raise SartorError("this checkpoint is of another loss: the same noise on other gradients would show their difference.")
-        self.stream = Stream.from_json(self._document["stream"])
-        self.kernels: dict[str, str] = dict(self._document["kernels"])
+        self.over = bool(self._document["over"])
         self.public: dict[str, Any] = _from_json(self._document["public"])
+        if self.over:
+            _remove_others(root, path.name)  # whoever stopped the process before that left the key behind
+        else:
+            self.stream = Stream.from_json(self._document["stream"])
+            self.kernels: dict[str, str] = dict(self._document["kernels"])
+            self._made_of: dict[str, Any] = self._document["made_of"]
+            self.physical_batch: int | None = self._document["settings"]["largest physical batch"]
+
+    def end(self, model: torch.nn.Module, plan: Plan) -> Account:
+        """Put the model of a run that is over where it was released from, and say what it cost."""
+        if not self.over:
+            raise SartorError("this run is not over: resume it.")
+        _fill_model(model, self._tensors["model.safetensors"])
+        return Account(plan, int(self._document["steps"]), bool(self._document["seeded"]))
 
     def restore(self, optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any = None) -> None:
         """Put model, optimizer, scheduler, random numbers and account where they were."""
-        run, document = optimizer.run, self._document
+        run = optimizer.run
+        if self.over:
+            raise SartorError("this run is over, and the key of its noise is gone: no step can follow.")
         if not run.stream.same_as(self.stream):
             raise SartorError("a resumed run continues the checkpoint's stream; make it private with that one (stream=checkpoint.stream).")
         if run.steps:
             raise SartorError("this run has taken steps already: a checkpoint is restored before the first.")
-        settings = {"reduction": run.reduction, "noise_draws": run.noise_draws, "optimizer": type(optimizer.inner).__name__}
-        if document["settings"] != settings:
-            raise SartorError("this checkpoint was written with another optimizer, reduction or number of draws; resume with the same.")
-        here = _environment(loader)
-        other = [
+        held = _locked(self._root)
+        try:
+            if (self._root / _CURRENT).read_bytes() != self._pointer:
+                raise SartorError(f"the run in {self._root} went on in another process meanwhile; start again.")
+            self._restore(optimizer, loader, scheduler)
+        except BaseException:
+            held.close()
+            raise
+        run.locks[self._root.resolve()] = held
+
+    def _restore(self, optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any) -> None:
+        run, document = optimizer.run, self._document
+        other = difference(self._made_of, run.made_of)
+        if other is None:
+            run.settings = _settings(optimizer, loader, scheduler)
+            other = _settings_differ(document["settings"], run.settings)
+        if other is not None:
+            raise SartorError(
+                f"this checkpoint is of another run: {other}; the same noise on other sums would show their difference, so resume with "
+                "what the run began with, made anew as it was then (a new run would spend the same people's budgets a second time)."
+            )
+        here = _environment()
+        elsewhere = [
             f"{name} was {document['environment'].get(name)} and is {value}"
             for name, value in here.items()
             if document["environment"].get(name) != value
         ]
-        if other:
+        if elsewhere:
             warnings.warn(
-                f"resuming elsewhere: {'; '.join(other)}. Results may differ in their last digits.", OtherEnvironment, stacklevel=2
+                f"resuming elsewhere: {'; '.join(elsewhere)}. Results may differ in their last digits.", OtherEnvironment, stacklevel=2
             )
-        state = load(self._tensors["model.safetensors"])
-        try:
-            missing = run.engine.model.load_state_dict(state, strict=False)
-        except RuntimeError as error:
-            raise SartorError("this checkpoint is of another model: shapes differ.") from error
-        if missing.unexpected_keys or set(missing.missing_keys) & set(_unshared(run.engine.model)):
-            raise SartorError("this checkpoint is of another model: parameters differ.")
+        _fill_model(run.engine.model, self._tensors["model.safetensors"])
         _fill_optimizer(optimizer, load(self._tensors["optimizer.safetensors"]), _from_json(document["optimizer"]))
-        if (scheduler is None) != (document["scheduler"] is None):
-            raise SartorError("this checkpoint was written with a scheduler and resumed without, or the other way round.")
         if scheduler is not None:
             scheduler.load_state_dict(_from_json(document["scheduler"]))
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(document["random"]), dtype=torch.uint8))
@@ -241,6 +399,15 @@ def _unshared(model: torch.nn.Module) -> dict[str, Tensor]:
             seen.add(id(value))
             found[name] = value
     return found
+
+
+def _fill_model(model: torch.nn.Module, content: bytes) -> None:
+    try:
+        missing = model.load_state_dict(load(content), strict=False)
+    except RuntimeError as error:
+        raise SartorError("this checkpoint is of another model: shapes differ.") from error
+    if missing.unexpected_keys or set(missing.missing_keys) & set(_unshared(model)):
+        raise SartorError("this checkpoint is of another model: parameters differ.")
 
 
 def _flat_optimizer(optimizer: PrivateOptimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -301,12 +468,3 @@ def _from_json(value: Any) -> Any:
                 return kind({key: _from_json(inner) for key, inner in value[mark]})
         return {key: _from_json(inner) for key, inner in value.items()}
     return [_from_json(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _write(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

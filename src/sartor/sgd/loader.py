@@ -1,27 +1,31 @@
 """Poisson batches of a data set: exactly the plan's steps, empty ones included, with each example's clip beside it.
 
-A batch is drawn here, fetched and collated wherever the user's workers are, and its clips come back with it. An empty draw is handed out as
+A batch is drawn here, fetched and collated wherever the user's workers are, and its clips come back with it. In some batches records are
+compared with themselves alone (`alone`), so that nothing on the way mixes them. An empty draw is handed out as
 one stand-in record with clip 0: it contributes nothing, and models and losses that cannot take an empty batch need not know.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from sartor.errors import SartorError
+from sartor.sgd.alone import Alone, Pair
+from sartor.sgd.check import Unchecked
+from sartor.sgd.pristine import Pristine
+from sartor.sgd.rows import Likeness
 from sartor.sgd.run import Exhausted, Piece, Run
 from sartor.sgd.sampling import PoissonSampler
 
 Collate = Callable[[list[Any]], Any]
-_COLLATED = 16
 
 
 class PrivateLoader:
@@ -36,9 +40,21 @@ class PrivateLoader:
         collate: Collate | None,
         workers: int,
         max_physical_batch: int | None,
+        pristine: Pristine | None,
     ) -> None:
         self.run, self.sampler, self.dataset = run, sampler, dataset
         self.collate, self.workers, self.max_physical_batch = collate, workers, max_physical_batch
+        self.checked: list[Pair] = []
+        """Examples of the batch at hand beside themselves alone, if it is checked. Secret."""
+        self.loss_is_seen = False
+        """Whether whoever iterates goes on to compare losses and gradients, as `fit` does."""
+        self._warned = False
+        self.renewed: Callable[[], Pristine] | None = None
+        """Where public changes are made between steps, as by callbacks: what is compared with is copied anew before each comparison."""
+        self.pristine = pristine
+        """Data set, collate function, model and loss from before the first batch, or None where nothing is compared."""
+        self._alone = Alone(run.stream, run.plan.steps)
+        self._is_plain = _Fetched(dataset, collate).is_plain
 
     def __len__(self) -> int:
         """Steps that are left."""
@@ -60,7 +76,47 @@ class PrivateLoader:
         )
         for piece, batch in pieces:
             self.run.begin(piece)
+            self._compare(piece, batch)
             yield batch
+
+    def _compare(self, piece: Piece, batch: Any) -> None:
+        """Refuse a batch in which a record is not what it is alone; say what could not be seen."""
+        self.checked = []
+        rows, edge = len(piece.clips), piece.last or not piece.number
+        if self.pristine is None or not bool(piece.clips.any()) or not self._alone.is_due(piece.step, rows, edge):
+            return
+        if self._is_plain and not self.loss_is_seen:
+            return  # rows of tensors, taken by their numbers here
+        if self.renewed is not None and self._alone.has_passed:
+            self.pristine = self.renewed()
+        self.checked = list(self._alone.pairs(self._way, piece.step, piece.seed, piece.indices, batch))
+        if self.loss_is_seen:
+            return
+        worst = max(pair.likeness for pair in self.checked)
+        if worst is Likeness.COMMON:
+            raise SartorError(
+                "the collate function returns something that has no row for each record, or rows that go on beyond it, and depends on who "
+                "else is in the batch (packed sequences, statistics of the batch), and what a loop of your own makes of it cannot be seen; "
+                "return a row for each record, or train with sartor.fit, which sees the loss."
+            )
+        if worst is Likeness.PADDED and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "records are padded to the longest of their batch, and the loss of a loop of your own cannot be seen: it must not depend "
+                "on how far they are padded (a mean over positions does).",
+                Unchecked,
+                stacklevel=3,
+            )
+        self.passed()
+
+    def passed(self) -> None:
+        """The comparison of the batch at hand went well to its end: until one has, every batch of two or more is compared."""
+        self._alone.passed(self.checked[0].rows)
+
+    def _way(self) -> _Fetched:
+        assert self.pristine is not None
+        fresh = self.pristine.records()
+        return _Fetched(fresh.dataset, fresh.collate)
 
     def __repr__(self) -> str:
         return f"PrivateLoader({len(self)} of {self.run.plan.steps} steps left)"
@@ -93,24 +149,39 @@ class _Fetched(Dataset[Any]):
     """The data set as the workers see it: given a piece it returns that piece's records, collated, and the piece."""
 
     def __init__(self, dataset: Dataset[Any], collate: Collate | None) -> None:
-        self.dataset, self.collate = dataset, collate
+        self.dataset, self._collate = dataset, collate
 
     def __getitems__(self, piece: Piece) -> tuple[Piece, Any]:
-        if self._is_plain:
-            rows = torch.tensor(piece.indices)
-            return piece, [tensor[rows] for tensor in self.dataset.tensors]  # type: ignore[attr-defined]
-        # random changes to records follow the step, so that they are the same in any number of workers and after a resume
-        with seeded(piece.seed):
-            return piece, self._fetch(piece.indices)
+        return piece, self.batch(piece.indices, piece.seed)
 
     @property
-    def _is_plain(self) -> bool:
-        return type(self.dataset) is TensorDataset and self.collate is None
+    def is_plain(self) -> bool:
+        """Whether records are rows of tensors, collated by nobody."""
+        return type(self.dataset) is TensorDataset and self._collate is None
 
-    def _fetch(self, indices: Any) -> Any:
+    def batch(self, indices: Sequence[int], seed: int) -> Any:
+        """Records as one batch. Random changes to them follow the seed, so that they are the same in any number of workers and when a run
+        resumes."""
+        if self.is_plain:
+            rows = torch.tensor(indices)
+            return [tensor[rows] for tensor in self.dataset.tensors]  # type: ignore[attr-defined]
+        with seeded(seed):
+            return (self._collate or default_collate)(self._records(indices))
+
+    def fetch(self, indices: Sequence[int], seed: int) -> list[Any]:
+        """Some records under the random numbers of a seed."""
+        with seeded(seed):
+            return self._records(indices)
+
+    def collate(self, items: list[Any], seed: int) -> Any:
+        """Records as one batch, likewise."""
+        with seeded(seed):
+            return (self._collate or default_collate)(items)
+
+    def _records(self, indices: Sequence[int]) -> list[Any]:
         together = getattr(self.dataset, "__getitems__", None)
-        items = together(list(indices)) if together else [self.dataset[i] for i in indices]
-        return (self.collate or default_collate)(items)
+        items: list[Any] = together(list(indices)) if together else [self.dataset[i] for i in indices]
+        return items
 
 
 @contextmanager
@@ -126,32 +197,6 @@ def seeded(seed: int) -> Iterator[None]:
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002
             random.setstate(python_state)
-
-
-def check_collate(dataset: Any, collate: Collate | None) -> None:
-    """Whether a collate function keeps the records in their order, so that each keeps its own clip."""
-    if collate is None or len(dataset) < 2:
-        return
-    places = np.unique(np.linspace(0, len(dataset) - 1, _COLLATED).astype(int))
-    with seeded(0):
-        items = [dataset[int(i)] for i in places]
-        forward = _rows(collate(items), len(items))
-    with seeded(0):
-        items = [dataset[int(i)] for i in places]
-        backward = _rows(collate(items[::-1]), len(items))
-    same = len(forward) == len(backward) and all(
-        a.shape == b.shape and torch.equal(a, b.flip(0)) for a, b in zip(forward, backward, strict=True)
-    )
-    if not same:
-        raise SartorError(
-            "the collate function reorders or mixes records (as sorting by length and mixup do): each record would get another one's clip; "
-            "keep their order."
-        )
-
-
-def _rows(batch: Any, count: int) -> list[torch.Tensor]:
-    leaves, _ = tree_flatten(batch)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == count]
 
 
 def _as_is(fetched: Any) -> Any:

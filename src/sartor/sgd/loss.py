@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
-import functools
-import hashlib
 import inspect
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._pytree import tree_map
 
 from sartor.errors import SartorError
+from sartor.sgd import trees
+from sartor.sgd.digests import digest
+from sartor.sgd.pristine import deep
 
-_DEEPEST = 8
+_SEEDS = 4
 
 
 class Loss:
@@ -38,72 +38,105 @@ class Loss:
         elif not isinstance(self._given, nn.Module) and "reduction" in _parameters(self._given):
             self._keywords = {"reduction": "none"}
             self._mean = _parameters(self._given)["reduction"].default == "mean"
+        self._ignored = _ignored(self._given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Loss:
+        made = copy.copy(self)
+        made._given = deep(self._given, memo)
+        return made
 
     @property
     def name(self) -> str:
         """A fingerprint of what the loss computes: its code, settings and weights, as far as they can be seen."""
-        text = f"{_identity(self._given)} {self._mean} {self._keywords}"
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return digest((self._given, self._mean, self._keywords))
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """One loss per example."""
         value = self._given(outputs, targets, **self._keywords)
-        if not value.dim() or len(value) != len(targets):
-            raise SartorError(
-                "the loss gives one number for the whole batch, which may mix examples: give one number per example (reduction='none'), or "
-                "a loss of torch.nn, which can be asked to."
-            )
+        _refuse_unless_per_example(value, outputs, targets)
         if not self._checked and len(value) > 1:
             self._refuse_mixing(value, outputs, targets)
             self._checked = True
         flat = value.reshape(len(value), -1)
-        return flat.mean(1) if self._mean else flat.sum(1)
+        if not self._mean:
+            return flat.sum(1)
+        if self._ignored is None or not isinstance(targets, Tensor) or targets.shape != value.shape or targets.is_floating_point():
+            return flat.mean(1)
+        # over an example's own positions: how far a batch is padded follows the longest record of others
+        own: Tensor = (targets != self._ignored).reshape(len(value), -1).sum(1)
+        return flat.sum(1) / own.clamp_min(1)
 
     def _refuse_mixing(self, value: Tensor, outputs: Any, targets: Any) -> None:
-        """An example's loss must be the same whoever else is in the batch; a shape that broadcasts (n, 1) against (n) is not."""
-        for begin, end in ((0, 1), (len(value) - 1, len(value))):
+        """An example's loss must be the same whoever else is in the batch; a shape that broadcasts (n, 1) against (n) is not.
 
-            def cut(given: Any, rows: slice = slice(begin, end)) -> Any:
-                return given[rows] if isinstance(given, Tensor) and given.dim() and len(given) == len(value) else given
+        An early test with a sentence of its own. What it cannot tell (outputs that cannot be cut, losses that cannot take one example or
+        draw random numbers) is left to the comparison of examples alone (`sartor.sgd.part`).
+        """
+        rows = len(value)
+        if not any(trees.has_rows(leaf, rows) for leaf in trees.leaves(outputs)):
+            return
+        for begin in (0, rows - 1):
+            try:
+                alone = self._again(*trees.cut((outputs, targets), begin, begin + 1, rows))
+            except Exception:
+                return
+            if not isinstance(alone, Tensor) or not alone.dim() or len(alone) != 1:
+                return
+            same_shape = alone.shape[1:] == value.shape[1:]
+            if same_shape and (_close(alone, value[begin : begin + 1]) or self._is_random(outputs, targets)):
+                continue
+            raise SartorError(
+                "an example's loss depends on the others in its batch, so no one's influence can be bounded; compare the shapes of "
+                "outputs and targets: (n, 1) against (n) makes n x n losses."
+            )
 
-            mine = tree_map(cut, (outputs, targets))
-            with torch.no_grad():
-                alone = self._given(*mine, **self._keywords)
-            if alone.shape[1:] != value.shape[1:] or not torch.allclose(alone, value[begin:end], rtol=1e-3, atol=1e-5, equal_nan=True):
-                raise SartorError(
-                    "an example's loss depends on the others in its batch, so no one's influence can be bounded; compare the shapes of "
-                    "outputs and targets: (n, 1) against (n) makes n x n losses."
-                )
+    def _again(self, outputs: Any, targets: Any, seed: int = 0) -> Any:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self._given(outputs, targets, **self._keywords)
+
+    def _is_random(self, outputs: Any, targets: Any) -> bool:
+        first, *others = (self._again(outputs, targets, seed) for seed in range(_SEEDS))
+        return not all(_close(first, other) for other in others)
 
 
-def _identity(value: Any, depth: int = 0) -> str:
-    """What tells one loss from another, as a text that is the same in another process."""
-    if depth > _DEEPEST or value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return repr(value) if depth <= _DEEPEST else type(value).__qualname__
+def _refuse_unless_per_example(value: Tensor, outputs: Any, targets: Any) -> None:
+    counts = _counts(outputs, targets)
+    if value.dim() and len(value) in counts:
+        return
+    if value.dim() and any(count and len(value) > count and len(value) % count == 0 for count in counts):
+        raise SartorError(
+            "the loss gives several numbers for each example in one long row, which does not tell whose is whose; give it the shape "
+            "(examples, positions), or one number per example."
+        )
+    raise SartorError(
+        "the loss gives one number for the whole batch, which may mix examples: give one number per example (reduction='none'), or "
+        "a loss of torch.nn, which can be asked to."
+    )
 
-    def inner(part: Any) -> str:
-        return _identity(part, depth + 1)
 
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {hashlib.blake2b(value.detach().contiguous().view(-1).numpy().tobytes()).hexdigest()}"
-    if isinstance(value, nn.Module):
-        plain = {name: part for name, part in vars(value).items() if not name.startswith("_") and name != "training"}
-        return f"{type(value).__qualname__} {inner(plain)} {inner(dict(value.state_dict()))} {[inner(m) for m in value.children()]}"
-    if isinstance(value, dict):
-        return str({str(key): inner(part) for key, part in sorted(value.items(), key=lambda pair: str(pair[0]))})
-    if isinstance(value, list | tuple | set | frozenset):
-        return str([inner(part) for part in value])
-    if isinstance(value, functools.partial):
-        return f"partial {inner(value.func)} {inner(value.args)} {inner(value.keywords)}"
-    if isinstance(value, types.CodeType):
-        return f"{value.co_code.hex()} {value.co_names} {inner(value.co_consts)}"
-    if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return f"{value.__qualname__} {inner(value.__code__)} {inner(value.__defaults__)} {inner(value.__kwdefaults__)} {inner(cells)}"
-    if isinstance(value, types.MethodType):
-        return f"{inner(value.__func__)} {inner(value.__self__)}"
-    name = getattr(value, "__qualname__", type(value).__qualname__)
-    return f"{name} {inner(vars(value)) if hasattr(value, '__dict__') and not isinstance(value, type) else ''}"
+def _counts(outputs: Any, targets: Any) -> set[int]:
+    """How many examples there may be: as many as both targets and outputs have rows, or, where they agree in none, as either has."""
+    if isinstance(targets, Tensor):
+        return {len(targets)} if targets.dim() else set()
+    given, wanted = _lengths(outputs), _lengths(targets)
+    return (given & wanted) or (given | wanted)
+
+
+def _lengths(value: Any) -> set[int]:
+    own = {len(value)} if isinstance(value, list) else set()
+    return own | {len(leaf) for leaf in trees.leaves(value) if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim}
+
+
+def _close(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and torch.allclose(one, two, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def _ignored(loss: Callable[..., Any]) -> int | None:
+    """The class that a loss leaves out, if it has one."""
+    parameter = _parameters(loss).get("ignore_index")
+    own = getattr(loss, "ignore_index", None if parameter is None else parameter.default)
+    return own if isinstance(own, int) else None
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

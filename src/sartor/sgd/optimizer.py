@@ -44,7 +44,7 @@ class PrivateOptimizer(Optimizer):
         return self.inner.defaults
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Finish the batch at hand; after its last piece, move the parameters along the noisy gradient."""
+        """Finish the batch at hand; after its last piece, move the parameters along the noisy gradient, and stop if they are not finite."""
         if closure is not None:
             raise SartorError("a closure would look at the batch several times; call backward once, then step().")
         self._refuse_others()
@@ -56,8 +56,13 @@ class PrivateOptimizer(Optimizer):
         self._stepping = True
         try:
             self.inner.step()
+        except RuntimeError as error:
+            if "overflow" not in str(error):
+                raise
+            raise self.run.not_finite() from None  # torch refuses a learning rate beyond what the parameters' type can hold
         finally:
             self._stepping = False
+        self.run.stop_unless_finite()
 
     def _refuse_bare_steps(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
         if not self._stepping:

@@ -16,8 +16,11 @@ from sartor.errors import SartorError
 from sartor.plans import Plan
 from sartor.sgd.check import Kept
 from sartor.sgd.gradients import Kernels, PerExample
-from sartor.sgd.loader import PrivateLoader, check_collate, check_dataset
+from sartor.sgd.gradients.modules import watched
+from sartor.sgd.identity import identity
+from sartor.sgd.loader import PrivateLoader, check_dataset
 from sartor.sgd.optimizer import PrivateOptimizer
+from sartor.sgd.pristine import Pristine
 from sartor.sgd.run import Run, check_parameters
 from sartor.sgd.sampling import PoissonSampler
 from sartor.sgd.stream import Stream
@@ -48,7 +51,8 @@ def make_private(
     `dataset` holds one record for each budget, in their order. `reduction` says how the loss reduces over a batch ("mean" or "sum").
     `max_physical_batch` cuts batches to what fits into memory ("auto" finds out); `noise_draws` of 4, say, defends against attacks on the
     low bits of noise. `seed` is for tests: a seeded run is not private, and its account says so. `check` compares the first step with a
-    naive loop and is worth its milliseconds. `repeatable` chooses how gradients are formed by a rule, not by measuring, as seeded runs do.
+    naive loop, and now and then records with themselves alone; it is worth its milliseconds. `repeatable` chooses how gradients are
+    formed by a rule, not by measuring, as seeded runs do.
 
     Guarantee, proof and limits: see `sartor.sgd.run`.
 
@@ -79,21 +83,23 @@ def make_private(
     if seed is not None and stream is not None:
         raise SartorError("give a seed or a stream, not both.")
     check_dataset(dataset, len(budgets))
-    check_collate(dataset, collate)
     check_parameters(model, optimizer)
+    made_of = identity(model, optimizer, dataset, collate)
+    watched(model)  # refuses what cannot be trained before anything is copied
+    pristine = Pristine(model, None, collate, dataset) if check else None
     source = stream if stream is not None else Stream(seed)
     sampler = PoissonSampler(plan, budgets, source)
     engine = PerExample(model, kernels=Kernels(kernels, measure=not (source.seeded or repeatable)))
     try:
         size = _physical(max_physical_batch, engine, dataset, collate)
-        run = Run(plan, engine, source, reduction=reduction, noise_draws=noise_draws, check=check)
+        run = Run(plan, engine, source, made_of, reduction=reduction, noise_draws=noise_draws, pristine=pristine)
         source.take()
     except BaseException:
         engine.detach()
         raise
     for parameter in model.parameters():
         setattr(parameter, _MARK, True)
-    loader = PrivateLoader(run, sampler, dataset, collate=collate, workers=workers, max_physical_batch=size)
+    loader = PrivateLoader(run, sampler, dataset, collate=collate, workers=workers, max_physical_batch=size, pristine=pristine)
     return model, PrivateOptimizer(optimizer, run), loader
 
 

@@ -15,22 +15,36 @@ Breaks if: the loss or code between modules mixes examples; the model is fed oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sartor.errors import SartorError
+from sartor.files import Lock
 from sartor.plans import Plan
 from sartor.sgd.account import Account
 from sartor.sgd.check import Kept, SelfCheck
 from sartor.sgd.gradients import PerExample
+from sartor.sgd.identity import Identity
+from sartor.sgd.pristine import Pristine
 from sartor.sgd.stream import Stream, normal
 
 
 class Exhausted(SartorError):
     """The plan's steps are done: a further one would spend what nobody allowed."""
+
+
+class NotFinite(SartorError):
+    """The model that the run shows is no longer made of finite numbers: it ended there, and `account` says what it has spent."""
+
+    def __init__(self, sentence: str, account: Account) -> None:
+        super().__init__(sentence)
+        self.account = account
 
 
 class OutOfTurn(SartorError):
@@ -52,20 +66,35 @@ class Piece:
 class Run:
     """The state of one run: the steps taken, the batch under way, and the sums of its pieces."""
 
-    def __init__(self, plan: Plan, engine: PerExample, stream: Stream, *, reduction: str, noise_draws: int, check: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        engine: PerExample,
+        stream: Stream,
+        made_of: Identity,
+        *,
+        reduction: str,
+        noise_draws: int,
+        pristine: Pristine | None,
+    ) -> None:
         if reduction not in ("mean", "sum"):
             raise SartorError(f'a loss is reduced by "mean" or "sum", not by "{reduction}"; reduce a loss of "none" yourself.')
         if noise_draws < 1:
             raise SartorError("noise is the sum of 1 or more draws.")
-        self.plan, self.engine, self.stream = plan, engine, stream
+        self.plan, self.engine, self.stream, self.made_of = plan, engine, stream, made_of
         self.reduction, self.noise_draws = reduction, noise_draws
+        self.settings: dict[str, Any] = {}
+        """What else it began with, as its first checkpoint tells."""
         self._steps = 0
         self._ended = False
         self._piece: Piece | None = None
         self._pieces = 0
         self._sums: dict[str, Tensor] = {}
         self._kept = Kept(engine.model)
-        self._check = SelfCheck(engine, self._kept) if check else None
+        self._check = SelfCheck(engine, self._kept, lambda: pristine.fresh().model) if pristine is not None else None
+        self._demanded: Callable[[], None] | None = None
+        self.locks: dict[Path, Lock] = {}
+        """Folders that checkpoints of this run are written to, which no other process may write to meanwhile."""
 
     @property
     def steps(self) -> int:
@@ -91,9 +120,31 @@ class Run:
         """No further step can be taken."""
         self.abandon()
         self._ended = True
+        for held in self.locks.values():
+            held.close()
         if self._check is not None:
             self._check.detach()
         self.engine.detach()
+
+    def stop_unless_finite(self) -> None:
+        """End the run where a parameter is NaN or infinite: nothing is learned from there on, and every step would still be charged.
+
+        It looks at what the step has released and at nothing else, so it costs no one anything.
+        """
+        parameters = [parameter.detach() for parameter in self.engine.parameters.values()]
+        # a sum is quick and misses nothing, but may overflow by itself: what it suspects is looked at number by number
+        if math.isfinite(sum(float(parameter.sum()) for parameter in parameters)) or all(bool(p.isfinite().all()) for p in parameters):
+            return
+        raise self.not_finite()
+
+    def not_finite(self) -> NotFinite:
+        """End the run at a step that made no finite model, and give what to raise."""
+        self._ended = True
+        return NotFinite(
+            f"the model is no longer finite after step {self._steps} of {self.plan.steps}, so the run ends there and what it spent stays "
+            "spent: begin another run with a smaller learning rate and with what is left of the budgets.",
+            self.account(),
+        )
 
     def __copy__(self) -> Run:
         raise SartorError("a run cannot be copied: two of them would spend the same budgets under the same noise.")
@@ -120,9 +171,27 @@ class Run:
         if self._check is not None:
             self._check.begin(len(piece.clips))
 
+    @property
+    def open_clips(self) -> Tensor:
+        """Each example's clip in the piece at hand. Secret."""
+        assert self._piece is not None
+        return self._piece.clips
+
+    def demand(self, check: Callable[[], None]) -> None:
+        """Something more that must hold of the piece at hand before its sum can leave: it raises otherwise."""
+        self._demanded = check
+
+    def refuse_changes(self) -> None:
+        """Whether the forward pass changed a parameter or buffer."""
+        self._kept.refuse_changes()
+
+    def put_back(self) -> None:
+        """Parameters and buffers as they were when the piece was opened."""
+        self._kept.put_back()
+
     def abandon(self) -> None:
         """Forget a batch that was handed out and not stepped: nothing of it was released, and the same one is handed out again."""
-        self._piece, self._sums, self._pieces = None, {}, 0
+        self._piece, self._sums, self._pieces, self._demanded = None, {}, 0, None
         self.engine.close()
 
     def forget_backward(self) -> None:
@@ -134,16 +203,20 @@ class Run:
         piece = self._piece
         if piece is None:
             if not self.left:
-                raise Exhausted(f"the plan's {self.plan.steps} steps are done.")
+                done = self._steps == self.plan.steps
+                raise Exhausted(f"the plan's {self._steps} steps are done." if done else f"this run ended after its step {self._steps}.")
             raise OutOfTurn("a step needs a batch from the private loader, and each batch is stepped once.")
         if not self.engine.has_gradients:
             raise OutOfTurn(
                 "no backward pass through the private model was seen for this batch; call loss.backward() before optimizer.step()."
             )
-        self._kept.refuse_changes()
+        self.refuse_changes()
         sums = self.engine.clipped_sums(len(piece.clips) if self.reduction == "mean" else 1.0)
         if self._check is not None and self._check.passed():
             self._check = None
+        if self._demanded is not None:
+            self._demanded()
+            self._demanded = None
         self._sums = {name: value + self._sums[name] if self._sums else value for name, value in sums.items()}
         self._piece, self._pieces = None, self._pieces + 1
         if not piece.last:

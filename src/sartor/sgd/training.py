@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
@@ -21,13 +22,21 @@ from sartor.plans import Plan
 from sartor.progress import bar
 from sartor.sgd import checkpoint as saving
 from sartor.sgd.account import Account
+from sartor.sgd.gradients.modules import watched
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.loss import Loss
 from sartor.sgd.optimizer import PrivateOptimizer, make
+from sartor.sgd.part import Parts
+from sartor.sgd.pristine import Pristine
 from sartor.sgd.private import make_private, release
+from sartor.sgd.run import NotFinite
 from sartor.sgd.stream import Stream
 
 _EVALUATED = 1024
+_NAN = (
+    "after step {} the model gives no numbers for public records (NaN), so the run ends there and what it spent stays spent: begin another "
+    "run with a smaller learning rate and with what is left of the budgets."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,10 +99,11 @@ def fit(
 ) -> Result:
     """Train `model` on `dataset`, whose records are pairs of input and target, under `plan`.
 
-    `public` is a data set that needs no protection: the model is evaluated on it every `every` steps and at the end, and `patience`
-    evaluations without a better accuracy end the run early (never by private data). `loss` may reduce by mean,
-    by sum or not at all: it is asked for one number per example.
-    `scheduler` makes a learning-rate scheduler from the optimizer and steps with it. `checkpoint` is a folder; `resume` continues from it.
+    `public` is a data set that needs no protection (the training data are refused there): the model is evaluated on it every `every`
+    steps and at the end, and `patience` evaluations without a better accuracy end the run early (never by private data). `loss` may reduce
+    by mean, by sum or not at all: it is asked for one number per example.
+    `scheduler` makes a learning-rate scheduler from the optimizer and steps with it. `checkpoint` is a folder; `resume` continues from it,
+    and gives the end again of a run that is over. A model that is no longer finite ends the run (`NotFinite`); its steps stay charged.
     `sensitive` adds per-group loss and accuracy on the training data, which the guarantee does not cover.
 
     >>> import sartor, torch
@@ -105,14 +115,45 @@ def fit(
     Account(5 of 5 steps)
     """
     _check(every, patience, public, checkpoint, checkpoint_every, resume)
+    _refuse_protected(public, dataset, budgets)
     start = time.perf_counter()
     measure = Loss(loss)
     inner = make(optimizer, [p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
     of = {**saving.fingerprint(plan, budgets, dataset), "loss": measure.name} if checkpoint is not None else {}
     found = saving.Checkpoint(checkpoint, of) if resume and checkpoint is not None else None
+    history: list[dict[str, float]] = [] if found is None else list(found.public.get("history", ()))
+    stopped = found is not None and bool(found.public.get("stopped"))
+
+    def evaluated(account: Account) -> dict[str, float]:
+        losses, hits = _figures(model, public, measure, collate)
+        if np.isnan(losses).any():
+            raise NotFinite(_NAN.format(account.steps), account)
+        return {"step": account.steps, **_means(losses, hits)}
+
+    def result(account: Account) -> Result:
+        if public is not None and (not history or history[-1]["step"] != account.steps):
+            history.append(evaluated(account))
+        return Result(
+            model=model,
+            account=account,
+            accuracy=history[-1]["accuracy"] if public is not None else None,
+            history=history,
+            seconds=time.perf_counter() - start,
+            steps=account.steps,
+            stopped_early=stopped,
+            sensitive=_per_group(model, dataset, plan.groups_of(budgets), len(plan), measure, collate) if sensitive else None,
+        )
+
+    if found is not None and found.over:
+        account = found.end(model, plan)
+        if "ended" in found.public:
+            raise NotFinite(found.public["ended"], account)
+        return result(account)
     if seed is not None and found is None:
         torch.manual_seed(seed)
     stream = Stream(seed) if found is None else found.stream
+    watched(model)  # refuses what cannot be trained before anything is copied
+    pristine = Pristine(model, measure, collate, dataset)
     model, private, loader = make_private(
         model,
         inner,
@@ -122,15 +163,16 @@ def fit(
         reduction="sum",
         collate=collate,
         workers=workers,
-        max_physical_batch=max_physical_batch,
+        max_physical_batch=found.physical_batch if found is not None and max_physical_batch == "auto" else max_physical_batch,
         noise_draws=noise_draws,
         stream=stream,
         kernels=None if found is None else found.kernels,
         repeatable=checkpoint is not None,
     )
+    loader.pristine = pristine
+    if callbacks:
+        loader.renewed = lambda: Pristine(model, measure, collate, dataset)
     modes = [(module, module.training) for module in model.modules()]
-    history: list[dict[str, float]] = [] if found is None else list(found.public.get("history", ()))
-    stopped = found is not None and bool(found.public.get("stopped"))
     try:
         schedule = None if scheduler is None else scheduler(private)
         if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -138,46 +180,50 @@ def fit(
         if found is not None:
             found.restore(private, loader, schedule)
 
-        def save() -> None:
-            if checkpoint is not None:
-                saving.save_checkpoint(checkpoint, private, loader, of, schedule, {"history": history, "stopped": stopped})
+        saved = private.run.steps
+
+        def save(**ended: str) -> None:
+            nonlocal saved
+            if checkpoint is None:
+                return
+            known, over = {"history": history, "stopped": stopped, **ended}, stopped or bool(ended)
+            try:
+                saving.save_checkpoint(checkpoint, private, loader, of, schedule, known, over=over, loss=measure.name)
+                saved = private.run.steps
+            except saving.Changed as changed:
+                # its budgets are being spent: it goes on, and the checkpoint of before the change is as sound as ever
+                warnings.warn(f"{changed} Stopped now, this run would resume from its step {saved}.", saving.NotSaved, stacklevel=3)
 
         if found is None:
             save()
         model.train()
         with bar("training", plan.steps, private.run.steps, wanted=progress) as advance:
-            for _ in () if stopped else _steps(model, private, loader, measure):
+            for _ in _steps(model, private, loader, measure):
                 if schedule is not None:
                     schedule.step()
                 done = private.run.steps
                 advance(done)
-                for callback in callbacks:
-                    callback(Progress(done, plan.steps, model, private.account))
-                if public is not None and every is not None and done % every == 0:
-                    history.append({"step": done, **_evaluated(model, public, measure, collate)})
-                    stopped = patience is not None and _stale(history, patience)
+                # what looks on draws no random numbers from the model's: a run that resumes may be looked at in another way
+                with torch.random.fork_rng(devices=[]):
+                    for callback in callbacks:
+                        callback(Progress(done, plan.steps, model, private.account))
+                    if public is not None and every is not None and done % every == 0:
+                        history.append(evaluated(private.account()))
+                        stopped = patience is not None and _stale(history, patience)
                 if checkpoint_every is not None and done % checkpoint_every == 0 and done < plan.steps:
                     save()
                 if stopped:
                     break
         save()
         account = private.account()
+    except NotFinite as stop:
+        save(ended=str(stop))
+        raise
     finally:
         release(model, private)
         for module, mode in modes:
             module.training = mode
-    if public is not None and (not history or history[-1]["step"] != account.steps):
-        history.append({"step": account.steps, **_evaluated(model, public, measure, collate)})
-    return Result(
-        model=model,
-        account=account,
-        accuracy=history[-1]["accuracy"] if public is not None else None,
-        history=history,
-        seconds=time.perf_counter() - start,
-        steps=account.steps,
-        stopped_early=stopped,
-        sensitive=_per_group(model, dataset, plan.groups_of(budgets), len(plan), measure, collate) if sensitive else None,
-    )
+    return result(account)
 
 
 def _check(every: int | None, patience: int | None, public: Any, checkpoint: Any, checkpoint_every: int | None, resume: bool) -> None:
@@ -188,23 +234,46 @@ def _check(every: int | None, patience: int | None, public: Any, checkpoint: Any
         raise SartorError("stopping early needs public data and a number of steps between evaluations (public=, every=).")
     if (resume or checkpoint_every is not None) and checkpoint is None:
         raise SartorError("checkpoints need a folder (checkpoint=).")
-    if checkpoint is not None and not resume and saving.exists(checkpoint):
+    if checkpoint is not None and not resume:
+        saving.refuse_begun(checkpoint)
+
+
+def _refuse_protected(public: Any, dataset: Any, budgets: Budgets) -> None:
+    """Refuse, as public, records that are trained on under a budget: a figure about them would be a release that no budget covers."""
+    rows: Any = []
+    if type(public) is Subset and public.dataset is dataset:
+        rows = public.indices
+    elif public is dataset or (type(public) is type(dataset) is TensorDataset and _equal(public.tensors, dataset.tensors)):
+        rows = slice(None)
+    if np.isfinite(budgets.epsilon[rows]).any():
         raise SartorError(
-            f"{os.fspath(checkpoint)} holds the checkpoint of a run: continue it (resume=True) or choose another folder; a second run over "
-            "the same people would spend their budgets a second time (if the first took no step, delete its folder)."
+            "public= holds records that are trained on under a budget, and figures about them would protect nobody: give other records, "
+            "of people who agreed to that, or ask for figures about the training data as such (sensitive=True)."
         )
+
+
+def _equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(some) == len(others) and all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
 
 
 def _steps(model: nn.Module, optimizer: PrivateOptimizer, loader: PrivateLoader, measure: Loss) -> Iterator[None]:
     """Takes the run's remaining steps, one at a time."""
     if not len(loader):
         return
+    parts, loader.loss_is_seen = Parts(optimizer.run, measure), True
     for batch in loader:
         inputs, targets = _pair(batch)
         done = optimizer.run.steps
         optimizer.zero_grad()
-        measure(model(inputs), targets).sum().backward()
+        state = torch.get_rng_state() if loader.checked else None
+        losses = measure(model(inputs), targets)
+        losses.sum().backward()
+        if state is not None:
+            assert loader.pristine is not None
+            parts.compare(loader.checked, losses, state, loader.pristine)
         optimizer.step()
+        if state is not None:
+            loader.passed()
         if optimizer.run.steps > done:
             yield
 
@@ -217,12 +286,10 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 
 def evaluate(model: nn.Module, data: Dataset[Any], loss: Callable[..., Tensor] | None = None) -> dict[str, float]:
     """Accuracy and mean loss on public data."""
-    return _evaluated(model, data, Loss(loss), None)
+    return _means(*_figures(model, data, Loss(loss), None))
 
 
-@torch.no_grad()
-def _evaluated(model: nn.Module, data: Dataset[Any], measure: Loss, collate: Any) -> dict[str, float]:
-    losses, hits = _figures(model, data, measure, collate)
+def _means(losses: NDArray[np.float64], hits: NDArray[np.float64]) -> dict[str, float]:
     return {"accuracy": float(hits.mean()) if len(hits) else float("nan"), "loss": float(losses.mean()) if len(losses) else float("nan")}
 
 
@@ -238,7 +305,8 @@ def _figures(model: nn.Module, data: Any, measure: Loss, collate: Any) -> tuple[
             inputs, targets = _pair(batch)
             outputs = model(inputs)
             losses.append(measure(outputs, targets).double())
-            if isinstance(outputs, Tensor) and outputs.dim() == 2 and not targets.is_floating_point():
+            classes = isinstance(outputs, Tensor) and outputs.dim() == 2 and isinstance(targets, Tensor) and targets.dim() == 1
+            if classes and not targets.is_floating_point():
                 hits.append((outputs.argmax(1) == targets).double())
     finally:
         for module, mode in modes:

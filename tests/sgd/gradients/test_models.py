@@ -1,8 +1,6 @@
 """Every reference model against a naive loop and against Opacus, and memory that does not grow with the vocabulary."""
 
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +9,7 @@ from torch import nn
 
 from sartor.models import build, from_config
 from sartor.sgd.gradients import PerExample
-
-sys.path.insert(0, str(Path(__file__).parent))
-from naive import naive_gradients, naive_sums
+from sartor_testing.naive import naive_gradients, naive_sums
 
 MODELS = {
     "mnist-cnn": ((1, 28, 28), 10, None),

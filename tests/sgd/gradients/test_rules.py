@@ -1,8 +1,6 @@
 """Every rule against a naive loop over examples, each example at its own threshold."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +11,7 @@ from torch.nn.utils import parametrizations
 
 from sartor.errors import SartorError
 from sartor.sgd.gradients import Kernels, PerExample
-
-sys.path.insert(0, str(Path(__file__).parent))
-from naive import naive_gradients, naive_sums
+from sartor_testing.naive import naive_gradients, naive_sums
 
 
 class Take(nn.Module):

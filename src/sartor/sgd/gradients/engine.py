@@ -24,6 +24,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from sartor.errors import SartorError
+from sartor.sgd import trees
 from sartor.sgd.gradients.kernels import Kernels
 from sartor.sgd.gradients.modules import Watched, watched
 from sartor.sgd.gradients.parts import Blocks, Formed, Part, Product
@@ -91,9 +92,19 @@ class PerExample:
         self._thresholds: Tensor | None = None
         self._hidden: dict[int, list[nn.Parameter]] = defaultdict(list)
         self._shared: dict[tuple[int, TreeSpec], set[int]] = defaultdict(set)
+        self._common: dict[tuple[int, int, torch.Size], Tensor] = {}
+        self._given: list[Tensor] = []
         self._hooks: list[Any] = []
+        self._watch_model()
         for place, unit in enumerate(self.units):
             self._watch(place, unit)
+
+    def _watch_model(self) -> None:
+        def before(module: nn.Module, inputs: Any, keywords: Any) -> None:  # no bound method: a copy of the model would copy the engine
+            if module is self.model and self._thresholds is not None and torch.is_grad_enabled():
+                self._given = [leaf for leaf in trees.leaves((inputs, keywords)) if isinstance(leaf, Tensor) and leaf.dim()]
+
+        self._hooks.append(self.model.register_forward_pre_hook(before, with_kwargs=True))
 
     def _watch(self, place: int, unit: Watched) -> None:
         parameters = [unit.module.get_parameter(short) for short in sorted(unit.wanted)]
@@ -114,7 +125,8 @@ class PerExample:
 
         self._hooks += [
             unit.module.register_forward_pre_hook(before),
-            unit.module.register_forward_hook(after, with_kwargs=True),
+            # before a user's own hooks: they may change what the layer puts out, and the rule is about what it puts out itself
+            unit.module.register_forward_hook(after, with_kwargs=True, prepend=True),
             unit.module.register_forward_hook(always, always_call=True),
         ]
 
@@ -136,8 +148,18 @@ class PerExample:
     def _note(self, place: int, unit: Watched, inputs: tuple[Any, ...], keywords: Mapping[str, Any], output: Any) -> Any:
         assert self._thresholds is not None
         given: list[Any] = [*inputs, *keywords.values()]
+        if isinstance(unit.module, nn.EmbeddingBag) and isinstance(given[0], Tensor) and given[0].dim() == 1:
+            raise SartorError(
+                f"{unit.name or 'the model'} is an EmbeddingBag that takes the tokens of all examples as one row with offsets, which does "
+                "not tell whose gradient is whose; give it examples x tokens, padded with its padding_idx."
+            )
         if unit.is_general:
             given, form = tree_flatten((inputs, dict(keywords)))
+            if any(isinstance(leaf, Tensor) for value in given if not isinstance(value, Tensor) for leaf in trees.leaves(value)):
+                raise SartorError(
+                    f"{unit.name or 'the model'} owns parameters and is given tensors in an object, from which no gradients can be formed; "
+                    "give it tensors, or tuples, lists and dictionaries of them."
+                )
             # an input that once had another number of rows than there were examples is common to all of them, also when the numbers agree
             # (in calls of the same form: another form may have other inputs in the same places)
             for i, value in enumerate(given):
@@ -153,14 +175,14 @@ class PerExample:
             if several or leaf._is_view() or isinstance(leaf, nn.Parameter) or any(leaf is value for value in given):
                 leaf = leaf.clone()
             tensor = leaf if leaf.requires_grad else _Start.apply(leaf, self._anchor)  # type: ignore[no-untyped-call]
-            tensor = self._examples_first(unit, tensor)
+            tensor = self._examples_first(place, unit, tensor, given)
             tensor.register_hook(partial(noted.receive, len(noted.outputs)))
             noted.outputs.append(torch.empty_like(tensor, device="meta"))
             leaves[i] = tensor
         self._noted[place].append(noted)
         return leaves[0] if structure is None else tree_unflatten(leaves, structure)
 
-    def _examples_first(self, unit: Watched, output: Tensor) -> Tensor:
+    def _examples_first(self, place: int, unit: Watched, output: Tensor, given: Sequence[Any]) -> Tensor:
         """The output itself, or, where it is the same for all examples (as position embeddings are), one copy of it for each."""
         assert self._thresholds is not None
         examples = len(self._thresholds)
@@ -168,11 +190,32 @@ class PerExample:
         if seen == examples:
             return output
         if seen == 1:
+            self._refuse_common(place, unit, given)
             return output.expand(*output.shape[: unit.first], examples, *output.shape[unit.first + 1 :])
         raise SartorError(
             f"{unit.name or 'the model'} put out another number of rows than there are examples: every layer must keep the examples in "
             f"dimension {unit.first}, and the model must be given the batch that was drawn."
         )
+
+    def _refuse_common(self, place: int, unit: Watched, given: Sequence[Any]) -> None:
+        """Only what is independent of the batch may stand for every example: no row that came from outside with the batch, none that was
+        computed from the examples' own rows, and none that differs from step to step. (That it does not follow tokens, which have no
+        gradient, is seen by the self-check.)"""
+        assert self._thresholds is not None
+        outside = any(len(tensor) == 1 for tensor in self._given)
+        own = any(len(tensor) == len(self._thresholds) for tensor in self._given)
+        known = True
+        for i, value in enumerate(trees.leaves(list(given))):
+            if isinstance(value, Tensor):
+                known = known and not value.requires_grad
+                first = self._common.setdefault((place, i, value.shape), value.detach().clone())
+                known = known and torch.equal(first, value)
+        if outside or not own or not known:
+            raise SartorError(
+                f"{unit.name or 'the model'} was given one row for {len(self._thresholds)} examples, and that row may be made of them: no "
+                "example's influence on it can be bounded. Give the model the batch that was drawn; expand what is common to all examples "
+                "(positions, a time) to one row for each."
+            )
 
     @contextmanager
     def batch(self, thresholds: Tensor) -> Iterator[None]:
@@ -194,6 +237,7 @@ class PerExample:
         """Stop recording and forget what was recorded."""
         self._thresholds = None
         self._noted.clear()
+        self._given = []
         for place in list(self._hidden):
             self._show(place)
 
@@ -207,6 +251,34 @@ class PerExample:
     def is_open(self) -> bool:
         """Whether forward passes are being recorded."""
         return self._thresholds is not None
+
+    @torch.no_grad()
+    def gradients_of(self, rows: Sequence[int]) -> list[dict[str, Tensor]]:
+        """The gradients of some examples of the open batch, as they are attributed to each, unclipped (of private data: sensitive)."""
+        if self._thresholds is None:
+            raise SartorError("no batch is open.")
+        thresholds, self._thresholds = self._thresholds, None  # modules that are run again for it are not recorded
+        try:
+            with torch.autocast("cpu", enabled=False):
+                return self._gradients_of(rows, len(thresholds))
+        finally:
+            self._thresholds = thresholds
+
+    def _gradients_of(self, rows: Sequence[int], examples: int) -> list[dict[str, Tensor]]:
+        entries = self._parts(dict(self._noted))
+        finite = bool(torch.isfinite(self._norms([part for _, _, part in entries], examples)).all())
+        found = []
+        for row in rows:
+            chosen, factors = torch.tensor([row]), torch.zeros(examples, dtype=self._precision)
+            factors[row] = 1
+            own: dict[str, Tensor] = {}
+            for place, name, part in entries:
+                # zero times infinity is not zero: beside rows that are not finite, the row is taken out first
+                total = part.weighted(factors) if finite else self._only(self._noted, place, name, part, chosen).weighted(factors[chosen])
+                total = total.reshape(self.parameters[name].shape)
+                own[name] = own[name] + total if name in own else total
+            found.append(own)
+        return found
 
     def clipped_sums(self, scale: float = 1.0) -> dict[str, Tensor]:
         """The sum over examples of the clipped gradients, by parameter; ends the batch.

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from sartor.errors import SartorError
 from sartor.sgd.gradients.registry import Rule, rule_for
@@ -97,6 +100,7 @@ def _refuse(module: nn.Module, name: str) -> None:
         raise SartorError(f"{name} takes positions before examples; set batch_first=True.")
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq or module.sparse):
         raise SartorError(f"{name} uses max_norm, scale_grad_by_freq or sparse, which look across the examples of a batch; leave them off.")
+    _refuse_reparametrised(module, name)
     if isinstance(module, torch.jit.ScriptModule):
         raise SartorError(f"{name} is a scripted module, whose inside cannot be seen; use the Python module.")
     for parameter_name, parameter in module._parameters.items():
@@ -106,3 +110,23 @@ def _refuse(module: nn.Module, name: str) -> None:
             raise SartorError(f"{parameter_name} of {name} is not initialised yet; run the model once before making it private.")
         if parameter.requires_grad and parameter.is_complex():
             raise SartorError(f"{parameter_name} of {name} is complex, which has no rule.")
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            raise SartorError(
+                f"{parameter_name} of {name} is in {str(parameter.dtype).removeprefix('torch.')}, in which norms and sums round by more "
+                "than clipping allows; keep the parameters in float32 (model.float()) and run the forward pass under torch.autocast."
+            )
+
+
+def _refuse_reparametrised(module: nn.Module, name: str) -> None:
+    hooks = list(module._forward_pre_hooks.values())
+    if any(isinstance(hook, WeightNorm) for hook in hooks):
+        raise SartorError(
+            f"{name} uses torch.nn.utils.weight_norm, which makes its weight outside of its forward pass, where no per-example gradient "
+            "can be seen; use torch.nn.utils.parametrizations.weight_norm, which has the same effect."
+        )
+    inside = [part for parts in getattr(module, "parametrizations", {}).values() for part in parts]
+    if any(isinstance(hook, SpectralNorm) for hook in hooks) or any(isinstance(part, _SpectralNorm) for part in inside):
+        raise SartorError(
+            f"{name} uses spectral normalisation, which changes its buffers in every training pass: they cannot be told from buffers that "
+            "remember private data; take it off (remove_spectral_norm, remove_parametrizations) or use parametrizations.weight_norm."
+        )

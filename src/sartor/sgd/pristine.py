@@ -1,0 +1,125 @@
+"""Model, loss, collate function and data set as they were before anything went through them.
+
+A batch may leave something behind where nobody looks: in a plain attribute, a closure, a cache. Whoever compares an example alone with its
+part in the batch must not do it with objects that have seen the batch, or both agree on what it left. So copies are kept from the begin
+that nothing goes through; each comparison takes copies of those. Parameters and buffers are the model's own, which are watched elsewhere.
+
+Breaks if: something cannot be copied (then it is used itself, and said), or remembers in global variables.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from sartor.sgd.check import Unchecked
+
+_LARGE = 2**20  # bytes that are not copied
+_SOME = 100  # entries of a list that is not copied
+# the random numbers that are common to all: a copy of a function that draws from them draws from the same
+_COMMON = (np.random.mtrand._rand, random._inst, torch.default_generator)
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """What records go through on their way to a gradient."""
+
+    model: nn.Module
+    loss: Any
+    collate: Callable[[list[Any]], Any] | None
+    dataset: Dataset[Any]
+
+
+class Pristine:
+    """Keeps copies from before the first batch. Made before any hook is put on the model."""
+
+    def __init__(self, model: nn.Module, loss: Any, collate: Any, dataset: Any) -> None:
+        self._kept, self._can = Copies(model, loss, collate, dataset), True
+        self._spared: tuple[Any, ...] | None = None  # parts that cannot be copied (locks, files): they are used themselves
+        self._kept = self.fresh()
+
+    def fresh(self) -> Copies:
+        """Copies of all, which nothing has gone through."""
+        return self._copies(True) if self._can else self._kept
+
+    def records(self) -> Copies:
+        """The same, with the model and the loss that are kept: for those who only make batches."""
+        return self._copies(False) if self._can else self._kept
+
+    def _copies(self, everything: bool) -> Copies:
+        kept = self._kept
+        memo = {id(value): value for value in (*kept.model.parameters(), *kept.model.buffers(), *_COMMON, *(self._spared or ()))}
+        try:
+            memo[id(kept.dataset)] = dataset = _light(kept.dataset)
+            model, loss = (deep(kept.model, memo), deep(kept.loss, memo)) if everything else (kept.model, kept.loss)
+            return Copies(model, loss, deep(kept.collate, memo), dataset)
+        except Exception as error:  # whatever a class makes of being copied
+            if self._spared is None:
+                self._spared = tuple(_uncopied(kept, memo))
+                return self._copies(everything)
+            self._can = False
+            warnings.warn(
+                f"the model, the loss, the collate function or the data set cannot be copied ({type(error).__name__}), so what they keep "
+                "of one batch for the next is not seen.",
+                Unchecked,
+                stacklevel=2,
+            )
+            return kept
+
+
+def _uncopied(kept: Copies, memo: dict[int, Any]) -> Iterator[Any]:
+    owners = [*kept.model.modules(), kept.loss, getattr(kept.loss, "_given", None), kept.collate]
+    for owner in owners:
+        for value in getattr(owner, "__dict__", {}).values():
+            try:
+                deep(value, dict(memo))
+            except Exception:  # whatever a class makes of being copied
+                if not isinstance(value, dict | nn.Module):
+                    yield value
+
+
+def deep(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy; of a function, one with cells of its own, which `copy` takes for constants."""
+    if not isinstance(value, types.FunctionType) or not value.__closure__:
+        return copy.deepcopy(value, memo)
+    if id(value) in memo:
+        return memo[id(value)]
+    cells = tuple(types.CellType(deep(cell.cell_contents, memo)) for cell in value.__closure__)
+    made = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+    made.__kwdefaults__ = value.__kwdefaults__
+    memo[id(value)] = made
+    return made
+
+
+def _light(dataset: Any) -> Any:
+    """A copy of a data set with its small parts copied and its records its own."""
+    if not hasattr(dataset, "__dict__"):
+        return dataset
+    made = copy.copy(dataset)
+    for name, value in vars(dataset).items():
+        if isinstance(value, Dataset):
+            made.__dict__[name] = _light(value)
+        elif not _is_large(value):
+            made.__dict__[name] = deep(value, {id(value): value for value in _COMMON})
+    return made
+
+
+def _is_large(value: Any) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return value.nbytes > _LARGE
+    if isinstance(value, list | tuple | dict | set):
+        some = list(itertools.islice(value.values() if isinstance(value, dict) else value, _SOME))
+        held = [part for entry in some for part in (entry if isinstance(entry, list | tuple) else [entry])]
+        return len(value) > _SOME or sum(part.nbytes for part in held if isinstance(part, Tensor | np.ndarray)) > _LARGE
+    return False

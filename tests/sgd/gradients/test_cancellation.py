@@ -1,0 +1,46 @@
+"""Gradients whose terms nearly cancel are measured as long as they are: a norm that came out too short would let a record past its clip."""
+
+import pytest
+import torch
+from torch import nn
+
+from sartor.sgd.gradients import Kernels, PerExample
+
+GAPS = torch.tensor([1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 0.0])
+POSITIONS, WIDTH, HEIGHT = 6, 40, 30
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(WIDTH, HEIGHT, bias=False), lambda x: x),
+    "convolution": (lambda: nn.Conv1d(WIDTH, HEIGHT, 1, bias=False), lambda x: x.transpose(1, 2)),
+}
+
+
+@pytest.mark.parametrize("way", ["ghost", "formed"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_nobody_passes_their_clip_where_positions_cancel(layer, way):
+    """Each example's positions pull the weights in opposite ways, up to a gap; the exact norms are taken in float64."""
+    torch.manual_seed(3)
+    make, turned = LAYERS[layer]
+    model = make()
+    base, pull = torch.randn(len(GAPS), 1, WIDTH), torch.randn(len(GAPS), 1, HEIGHT)
+    inputs = base.repeat(1, POSITIONS, 1)
+    inputs[:, POSITIONS // 2 :] *= 1 + GAPS[:, None, None]
+    signs = torch.tensor([1.0, -1.0]).repeat_interleave(POSITIONS // 2)[None, :, None]
+    weights = turned(pull * signs)
+    exact = torch.bmm((pull * signs).double().transpose(1, 2), inputs.double())
+    norms = exact.flatten(1).norm(dim=1)
+    clip = 0.5 * float(norms[norms > 0].min())  # all are clipped but the one that cancels altogether
+
+    def step(which):
+        engine = PerExample(model, kernels=Kernels({"weight": way, ".weight": way}, measure=False))
+        with engine.batch(torch.full((len(which),), clip)):
+            (model(turned(inputs[which])) * weights[which]).sum().backward()
+            sums, found = engine.sums_and_norms(1.0)
+        engine.detach()
+        return sums["weight"], found.double()
+
+    _, found = step(torch.arange(len(GAPS)))
+    if way == "ghost":  # a gradient that is formed is summed as it was formed, rounding included, and its norm is of that
+        assert torch.all(found >= norms * (1 - 1e-6))
+    for i in range(len(GAPS)):
+        assert step(torch.tensor([i]))[0].double().norm() <= clip * (1 + 1e-6)

@@ -1,0 +1,204 @@
+"""How runs end: without a key, once, and at the step from which nothing would be learned; and what may not be called public."""
+
+import json
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
+
+import sartor
+from sartor.sgd import Exhausted, NotFinite
+from sartor.sgd import checkpoint as saving
+
+HOLDERS, STEPS = 60, 6
+
+
+def budgets():
+    return sartor.Budgets(np.repeat([1.0, 4.0], HOLDERS // 2), delta=1e-3)
+
+
+def planned():
+    return sartor.plan(budgets(), steps=STEPS, batch=15, accountant="rdp")
+
+
+def records(seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    return TensorDataset(torch.randn(HOLDERS, 4, generator=generator), torch.randint(0, 2, (HOLDERS,), generator=generator))
+
+
+def linear():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return nn.Linear(4, 2)
+
+
+def fitted(folder=None, model=None, **settings):
+    settings = {"lr": 0.5, "momentum": 0.9, "progress": False, "checkpoint": folder, **settings}
+    return sartor.fit(linear() if model is None else model, records(), budgets(), planned(), **settings)
+
+
+def private(plan):
+    model = linear()
+    return sartor.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), records(), budgets(), plan)
+
+
+def key_of(folder):
+    states = [json.loads(path.read_text()) for path in folder.rglob("state.json")]
+    return next(state["stream"]["key"] for state in states if "stream" in state)
+
+
+def holds(folder, key):
+    """Files in which the key stands, as text or as bytes."""
+    return [
+        path for path in folder.rglob("*") if path.is_file() and any(k in path.read_bytes() for k in (key.encode(), bytes.fromhex(key)))
+    ]
+
+
+# --- the key ---
+
+
+@pytest.mark.parametrize("settings", [{}, {"public": records(4), "every": 1, "patience": 2, "lr": 1e-9}], ids=["whole", "early"])
+def test_the_key_goes_with_the_last_step(tmp_path, settings):
+    seen = []
+    result = fitted(tmp_path, checkpoint_every=1, callbacks=[lambda _: seen.append(key_of(tmp_path))], **settings)
+    assert result.stopped_early == bool(settings)
+    assert len(set(seen)) == 1
+    assert holds(tmp_path, seen[0]) == []
+    state = json.loads(next(tmp_path.rglob("state.json")).read_text())
+    assert not {"stream", "random", "optimizer"} & state.keys()
+    assert [path.name for path in tmp_path.rglob("*.safetensors")] == ["model.safetensors"]
+
+
+def test_the_key_goes_with_the_last_step_of_ones_own_loop(tmp_path):
+    plan = planned()
+    of = saving.fingerprint(plan, budgets(), records())
+    model, optimizer, loader = private(plan)
+    for inputs, targets in loader:
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        saving.save_checkpoint(tmp_path, optimizer, loader, of)
+        assert any(b'"key"' in path.read_bytes() for path in tmp_path.rglob("state.json")) == (optimizer.run.steps < STEPS)
+    found = saving.Checkpoint(tmp_path, of)
+    assert found.over
+    with pytest.raises(sartor.SartorError, match="is over"):
+        found.restore(optimizer, loader)
+
+
+def test_a_run_that_is_over_gives_its_end_again_and_takes_no_step(tmp_path):
+    first = fitted(tmp_path, public=records(4), every=2)
+    steps = []
+    again = fitted(tmp_path, resume=True, lr=99.0, public=records(4), every=2, callbacks=[steps.append])
+    assert steps == []
+    assert torch.equal(again.model.weight, first.model.weight)
+    assert again.account.to_json() == first.account.to_json()
+    assert again.history == first.history
+    with pytest.raises(sartor.SartorError, match="holds the checkpoint of a run"):
+        fitted(tmp_path)
+
+
+def test_a_key_left_behind_by_a_kill_goes_with_the_resume(tmp_path, monkeypatch):
+    """Killed between the last checkpoint's coming and the going of the one before."""
+    keys = []
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "_remove_others", lambda root, name: None)
+        result = fitted(tmp_path, checkpoint_every=1, callbacks=[lambda _: keys.append(key_of(tmp_path))])
+    assert holds(tmp_path, keys[0])
+    again = fitted(tmp_path, resume=True)
+    assert holds(tmp_path, keys[0]) == []
+    assert torch.equal(again.model.weight, result.model.weight)
+
+
+# --- a model that is not finite ---
+
+
+def test_a_model_that_is_not_finite_ends_the_run_at_that_step(tmp_path):
+    with pytest.raises(NotFinite, match=f"no longer finite after step 1 of {STEPS}.*smaller learning rate") as caught:
+        fitted(tmp_path, lr=3e38, momentum=0.0, model=_steep(), seed=1)
+    account = caught.value.account
+    assert account.steps == 1
+    assert np.array_equal(account.spent, planned().spent_after(1))
+    assert not any(b'"key"' in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    with pytest.raises(NotFinite, match="after step 1") as again:
+        fitted(tmp_path, resume=True, model=_steep())
+    assert again.value.account.to_json() == account.to_json()
+
+
+def _steep():
+    """A model so near to the end of single precision that one large step leaves it."""
+    model = linear()
+    with torch.no_grad():
+        model.bias.fill_(3.4e38)
+    return model
+
+
+@pytest.mark.parametrize("kind", [lambda p: torch.optim.SGD(p, lr=1e39), lambda p: torch.optim.Adam(p, lr=1e38)], ids=["sgd", "adam"])
+def test_a_rate_beyond_single_precision_ends_the_run_in_one_sentence(kind):
+    with pytest.raises(NotFinite, match="no longer finite"):
+        fitted(optimizer=kind)
+
+
+def test_a_loop_of_ones_own_ends_there_too():
+    model, optimizer, loader = private(planned())
+    taken = 0
+    with pytest.raises(NotFinite):
+        for inputs, targets in loader:
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            if taken == 2:
+                optimizer.param_groups[0]["lr"] = float("inf")
+            optimizer.step()
+            taken += 1
+    assert optimizer.account().steps == 3
+    assert len(loader) == 0
+    with pytest.raises(Exhausted):
+        optimizer.step()
+
+
+def test_large_parameters_that_are_finite_train_on():
+    """Their sum alone overflows."""
+    model = nn.Sequential(OrderedDict(linear=nn.Linear(4, 2)))
+    with torch.no_grad():
+        model.linear.bias.fill_(3e38)
+    assert fitted(model=model, momentum=0.0).steps == STEPS
+
+
+class _Overflowing(nn.Module):
+    """Finite parameters, and no numbers as outputs once they have moved."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = linear()
+        self.start = self.linear.weight.detach().clone()
+
+    def forward(self, inputs):
+        return self.linear(inputs) + (torch.nan if not self.training and not torch.equal(self.linear.weight, self.start) else 0.0)
+
+
+def test_a_model_without_numbers_for_public_rows_ends_the_run(tmp_path):
+    with pytest.raises(NotFinite, match=r"after step 2 .*NaN") as caught:
+        fitted(tmp_path, model=_Overflowing(), public=records(4), every=2)
+    assert caught.value.account.steps == 2
+
+
+# --- what is public ---
+
+
+@pytest.mark.parametrize(
+    "public",
+    [lambda data: data, lambda data: records(), lambda data: Subset(data, [3, 59])],
+    ids=["the training data", "a copy", "some of them"],
+)
+def test_training_data_are_refused_as_public(public):
+    data = records()
+    with pytest.raises(sartor.SartorError, match="trained on under a budget"):
+        sartor.fit(linear(), data, budgets(), planned(), public=public(data), progress=False)
+
+
+def test_records_that_are_public_by_their_budget_may_be_tested_on():
+    data = records()
+    people = sartor.Budgets(np.repeat([1.0, np.inf], HOLDERS // 2), delta=1e-3)
+    plan = sartor.plan(people, steps=2, batch=15, accountant="rdp")
+    result = sartor.fit(linear(), data, people, plan, public=Subset(data, range(30, 60)), progress=False)
+    assert 0 <= result.accuracy <= 1
