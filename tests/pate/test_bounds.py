@@ -1,8 +1,5 @@
 """The cost of one vote: the lemma of the paper to the last digits, and the exact divergence of small ensembles below it."""
 
-import sys
-from pathlib import Path
-
 import mpmath
 import numpy as np
 import pytest
@@ -11,9 +8,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from sartor.pate import bounds
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from pate import reference
+from sartor_testing import pate_reference as reference
 
 ORDERS = np.array([1.05, 1.5, 2.0, 3.0, 8.0, 20.0, 50.0])
 noises = st.floats(0.5, 60.0)

@@ -1,8 +1,5 @@
 """How costs add up and what a budget allows: the exact Gaussian, a second opinion, and the Rényi accountants above both."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from dp_accounting import dp_event
@@ -16,9 +13,7 @@ import sartor
 from sartor.errors import SartorError
 from sartor.pate.costs import Accountant
 from sartor.pate.plan import plan
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from pate import reference
+from sartor_testing import pate_reference as reference
 
 ACCOUNTANTS = {"exact": Accountant(), "paper": Accountant.paper(), "fine": Accountant.fine()}
 epsilons = st.floats(-3, 3).map(lambda power: 10.0**power)

@@ -1,8 +1,6 @@
 """Who is taught to which teacher: by name and key alone, nobody twice, evenly."""
 
 import importlib
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +12,8 @@ import sartor
 from sartor.errors import SartorError
 from sartor.pate.aggregators import GNMax
 from sartor.pate.plan import VARIANTS, plan
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from pate import reference
-from pate.test_pate_plan import made, populations
+from sartor_testing import pate_reference as reference
+from sartor_testing.ensembles import made, no_teacher_sees_a_record_twice, populations
 
 placing = importlib.import_module("sartor.pate.partition")
 
@@ -25,17 +21,6 @@ placing = importlib.import_module("sartor.pate.partition")
 def by_name(found, budgets):
     """For each teacher the names of those that it learns from."""
     return [{budgets.names[row] for row in rows.tolist()} for rows in found.slices()]
-
-
-def no_teacher_sees_a_record_twice(variant="upsample"):
-    """Whether everyone is in as many different teachers as planned, all of them among their group's."""
-    budgets = sartor.Budgets.from_groups([(1.0, 40), (2.0, 30), (3.0, 20)], delta=1e-5)
-    found = plan(budgets, variant, teachers=4, aggregator=GNMax(noise=3.0))
-    placed = placing.partition(found, budgets, b"key")
-    return all(
-        len(own) == len(set(own)) == found.duplicates[group] and found.begin[group] <= min(own) <= max(own) < found.end[group]
-        for own, group in zip(reference.teachers_of(placed, len(budgets)), found.groups_of(budgets), strict=True)
-    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

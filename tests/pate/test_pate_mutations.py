@@ -1,22 +1,18 @@
 """Faults put into PATE on purpose: each must be caught by a check that the tests beside this one run."""
 
 import importlib
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import sartor
 from sartor import files
-from sartor.pate import store, voting
+from sartor.pate import charges, folder, voting
 from sartor.pate.aggregators import Confident, GNMax
 from sartor.pate.plan import PatePlan, plan
 from sartor.sgd.stream import Stream
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from pate import test_partition, test_store, test_voting
-from pate.test_voting import account_matches_transcript, asks_what_a_loop_would_ask, holders_within_budget, random_votes
+from sartor_testing import ensembles, kept_ensembles
+from sartor_testing.ensembles import account_matches_transcript, asks_what_a_loop_would_ask, holders_within_budget, random_votes
 
 placing = importlib.import_module("sartor.pate.partition")
 
@@ -153,7 +149,7 @@ def test_a_query_asked_because_its_price_of_test_fits_is_caught(monkeypatch):
 
 
 def test_a_duplicate_inside_one_teacher_is_caught(monkeypatch):
-    assert test_partition.no_teacher_sees_a_record_twice()
+    assert ensembles.no_teacher_sees_a_record_twice()
     right = placing.Partition
 
     def twice(teachers, rows, of_row):
@@ -163,28 +159,42 @@ def test_a_duplicate_inside_one_teacher_is_caught(monkeypatch):
         return right(teachers, rows, of_row)
 
     monkeypatch.setattr(placing, "Partition", twice)
-    assert not test_partition.no_teacher_sees_a_record_twice()
+    assert not ensembles.no_teacher_sees_a_record_twice()
 
 
-def test_a_second_aggregation_of_saved_votes_that_is_not_charged_is_caught(monkeypatch, tmp_path):
-    assert test_store.all_aggregations_keep_the_budgets(tmp_path / "right")
-    right = store.aggregate
-    monkeypatch.setattr(store, "aggregate", lambda *given, before, **more: right(*given, before=before[:1], **more))
-    assert not test_store.all_aggregations_keep_the_budgets(tmp_path / "wrong")
+def test_a_second_aggregation_that_is_not_charged_is_caught(monkeypatch, tmp_path):
+    assert kept_ensembles.all_aggregations_keep_the_budgets(tmp_path / "right")
+    right = folder.aggregate
+    monkeypatch.setattr(folder, "aggregate", lambda *given, before, **more: right(*given, before=before[:1], **more))
+    assert not kept_ensembles.all_aggregations_keep_the_budgets(tmp_path / "wrong")
 
 
 def test_an_account_that_is_not_written_is_caught(monkeypatch, tmp_path):
-    right = store.SavedVotes._write
-    monkeypatch.setattr(store.SavedVotes, "_write", lambda self, **new: None if self.accounts else right(self, **new))
-    assert not test_store.all_aggregations_keep_the_budgets(tmp_path / "wrong")
+    monkeypatch.setattr(charges, "write_private", lambda *_, **__: None)
+    monkeypatch.setattr(charges, "_fingerprint", lambda _: "")
+    assert not kept_ensembles.all_aggregations_keep_the_budgets(tmp_path / "wrong")
 
 
-def test_aggregations_at_once_without_a_lock_are_caught(monkeypatch, tmp_path):
+def test_a_charge_written_over_another_is_caught_where_there_is_no_lock(monkeypatch, tmp_path):
     monkeypatch.setattr(files.fcntl, "flock", lambda *_: None)
-    test_store.saved(tmp_path / "votes")
-    found = test_store.aggregations_at_once(tmp_path / "votes")
-    accounts = test_store.SavedVotes(tmp_path / "votes").accounts
-    assert len(accounts) < len(found) or not holders_within_budget(test_store.PEOPLE, test_store.SavedVotes(tmp_path / "votes").plan, found)
+    kept_ensembles.saved(tmp_path / "right")
+    found = kept_ensembles.aggregations_at_once(tmp_path / "right", 3, 5)
+    assert len(kept_ensembles.EnsembleFolder(tmp_path / "right").accounts) == len(found)
+    right = charges.write_private
+    monkeypatch.setattr(charges, "write_private", lambda path, content, **_: right(path, content))
+    made = kept_ensembles.saved(tmp_path / "wrong")
+    monkeypatch.setattr(charges.Charges, "_witness", lambda _: 0)
+    overtaken = folder.aggregate
+
+    def late(*given, **more):
+        monkeypatch.setattr(folder, "aggregate", overtaken)
+        mine = overtaken(*given, **more)
+        kept_ensembles.EnsembleFolder(tmp_path / "wrong").aggregate(labels=2)
+        return mine
+
+    monkeypatch.setattr(folder, "aggregate", late)
+    made.aggregate(labels=2)
+    assert len(kept_ensembles.EnsembleFolder(tmp_path / "wrong").accounts) == 1  # of two
 
 
 class Quieter:
@@ -198,12 +208,12 @@ class Quieter:
 
 
 def test_noise_a_tenth_too_low_is_caught(monkeypatch):
-    assert test_voting.answers_have_the_noise()
-    assert test_voting.the_tests_have_the_noise()
+    assert ensembles.answers_have_the_noise()
+    assert ensembles.the_tests_have_the_noise()
     right = Stream.generator
     monkeypatch.setattr(Stream, "generator", lambda self, *given: Quieter(right(self, *given)))
-    assert not test_voting.answers_have_the_noise()
-    assert not test_voting.the_tests_have_the_noise()
+    assert not ensembles.answers_have_the_noise()
+    assert not ensembles.the_tests_have_the_noise()
 
 
 @pytest.mark.parametrize("variant", ["weight", "upsample", "vanish"])

@@ -18,7 +18,9 @@ def saved(path, *, reserve=0.5, variant="standard", aggregator=None, agreement=1
     truth = rng.integers(0, 4, QUERIES)
     shape = (QUERIES, plan.teachers)
     votes = np.where(rng.random(shape) < agreement, truth[:, None], rng.integers(0, 4, shape))
-    return pate.SavedVotes.create(path / "votes.npz", plan, votes, 4)
+    folder = pate.EnsembleFolder.create(path / "kept", plan, people)
+    folder.put(votes, 4)
+    return folder
 
 
 def test_the_figure_bounds_the_truth_and_beats_the_noise_alone_where_teachers_agree(tmp_path):
@@ -27,7 +29,7 @@ def test_the_figure_bounds_the_truth_and_beats_the_noise_alone_where_teachers_ag
     asked = int(found.asked.sum())
     assert asked == QUERIES
     released = [saved_again(tmp_path, i).publish_spent(stream=Stream(i), failure=0.05) for i in range(12)]
-    counts = np.stack([(votes.votes == label).sum(1) for label in range(4)], 1)
+    counts = np.stack([(votes._votes()[0] == label).sum(1) for label in range(4)], 1)
     log_q = bounds.log_q_of_answers(counts, 12)
     for figure in released:
         truth = float(bounds.answer([figure.order], 12, 1.0, log_q).sum())
@@ -43,12 +45,12 @@ def saved_again(tmp_path, number):
     return votes
 
 
-def test_it_is_released_once_and_the_file_remembers(tmp_path):
+def test_it_is_released_once_and_the_folder_remembers(tmp_path):
     votes = saved(tmp_path)
     votes.aggregate(stream=Stream(1))
     votes.publish_spent(stream=Stream(2))
     with pytest.raises(sartor.Infeasible, match="reserve was spent"):
-        pate.SavedVotes(votes.path).publish_spent(stream=Stream(3))
+        pate.EnsembleFolder(votes.path).publish_spent(stream=Stream(3))
 
 
 def test_it_is_refused_where_it_is_not_proven_or_not_paid(tmp_path):

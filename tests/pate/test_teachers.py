@@ -1,7 +1,5 @@
-"""Teachers: each depends on its own records alone, however they are trained, and a killed run goes on where it was."""
+"""Teachers: each depends on its own records alone, however they are trained."""
 
-import os
-import stat
 import subprocess
 import sys
 from functools import partial
@@ -10,7 +8,6 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -20,7 +17,6 @@ from torch.utils.data import TensorDataset
 
 from sartor.data import load
 from sartor.errors import SartorError
-from sartor.pate import kept
 from sartor.pate import teachers as module
 from sartor.pate.augment import augmented
 from sartor.pate.networks import Training, batches, teacher_network
@@ -36,10 +32,17 @@ BACKENDS = ["processes", "vmap"]
 
 
 def network_votes(slices=SLICES, *, data=DATA.train, backend="processes", make=MAKE, workers=1, **settings):
+    return networks(backend, make, workers, **settings).votes(data, slices, QUERIES)
+
+
+def networks(backend="processes", make=MAKE, workers=1, **settings):
     settings = {"epochs": 2, "batch": 16, "seed": 3, "progress": False, **settings}
-    return NetworkTeachers(make, backend=backend, workers=workers if backend == "processes" else None, **settings).votes(
-        data, slices, QUERIES
-    )
+    return NetworkTeachers(make, backend=backend, workers=workers if backend == "processes" else None, **settings)
+
+
+def taught(slices, backend):
+    """Votes and weights of every teacher."""
+    return {number: (votes, weights) for number, votes, weights in networks(backend).taught(DATA.train, slices, QUERIES, 3)}
 
 
 def trained_alone(part, seed, *, epochs, batch, lr=1e-3):
@@ -63,30 +66,29 @@ def test_votes_have_a_row_for_each_query_and_a_column_for_each_slice(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("other", [np.arange(90, 200), np.arange(80, 210), np.array([], int), np.arange(300, 420)])
-def test_a_teacher_depends_on_no_records_but_its_own(backend, other, tmp_path):
+def test_a_teacher_depends_on_no_records_but_its_own(backend, other):
     changed = [part if number != 4 else other for number, part in enumerate(SLICES)]
-    before, after = (network_votes(s, backend=backend, folder=tmp_path / n) for n, s in (("before", SLICES), ("after", changed)))
-    others = [number for number in range(len(SLICES)) if number != 4]
-    assert (before[:, others] == after[:, others]).all()
-    assert (before[:, 4] != after[:, 4]).any()
-    for number in others:  # bit for bit, not only in what is voted
-        one, two = (load_file(tmp_path / name / f"teacher-{number:05d}.safetensors") for name in ("before", "after"))
-        assert all(np.array_equal(one[name], two[name]) for name in one)
+    before, after = taught(SLICES, backend), taught(changed, backend)
+    assert (before[4][0] != after[4][0]).any()
+    for number in set(range(len(SLICES))) - {4}:  # bit for bit, not only in what is voted
+        (votes, weights), (same, too) = before[number], after[number]
+        assert (votes == same).all()
+        assert all(np.array_equal(weights[name], too[name]) for name in weights)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_teacher_is_the_network_trained_by_itself(backend, tmp_path):
-    network_votes(backend=backend, folder=tmp_path)
+def test_a_teacher_is_the_network_trained_by_itself(backend):
+    found = taught(SLICES, backend)
     for number in (0, 1, 4):
         alone = trained_alone(SLICES[number], module.seed_of(3, number), epochs=2, batch=16)
-        kept = load_file(tmp_path / f"teacher-{number:05d}.safetensors")
+        votes, weights = found[number]
         torch.manual_seed(module.seed_of(3, number))
         start = MAKE().state_dict()
         for name, value in alone.state_dict().items():  # batch normalisation's running statistics among them
             way = np.linalg.norm((value - start[name]).numpy())  # Adam makes much of rounding where a gradient is almost zero
-            assert np.linalg.norm(kept[f"weights.{name}"] - value.numpy()) < 0.1 * way, name
+            assert np.linalg.norm(weights[name] - value.numpy()) < 0.1 * way, name
         with torch.no_grad():
-            assert (kept["votes"] == alone(QUERIES).argmax(1).numpy()).mean() > 0.97
+            assert (votes == alone(QUERIES).argmax(1).numpy()).mean() > 0.97
 
 
 def test_records_on_other_places_of_the_data_set_give_the_same_teachers():
@@ -131,14 +133,14 @@ def test_teachers_on_equal_slices_differ_and_so_do_seeds():
     assert (network_votes([np.arange(40)], seed=None) != network_votes([np.arange(40)], seed=None)).any()
 
 
-def test_the_callers_random_numbers_and_threads_stay_as_they_were():
+def test_the_callers_random_numbers_and_threads_stay_as_they_were(two_threads):
     torch.manual_seed(5)
-    expected, threads = torch.rand(3), torch.get_num_threads()
+    expected = torch.rand(3)
     torch.manual_seed(5)
     for backend in BACKENDS:
         network_votes(SLICES[:1], backend=backend)
     assert torch.equal(torch.rand(3), expected)
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
 
 
 def test_every_batch_is_full_and_an_epoch_sees_every_record():
@@ -151,72 +153,6 @@ def test_every_batch_is_full_and_an_epoch_sees_every_record():
         orders = [torch.cat([y for _, y in found[start : start + per_epoch]]) for start in range(0, len(found), per_epoch)]
         assert all(sorted(order[:records].tolist()) == list(range(records)) for order in orders)
         assert records < 16 or not torch.equal(orders[0], orders[1])
-
-
-class Killed(Exception):
-    pass
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_killed_run_goes_on_where_it_was(backend, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_PER_TASK", 2)
-    monkeypatch.setattr(module, "_STACKED", 2)
-    trainer = {"processes": "_networks", "vmap": "_stacked"}[backend]
-    train, calls = getattr(module, trainer), []
-
-    def dies_at(limit, task):
-        if len(calls) == limit:
-            raise Killed
-        calls.append(task.numbers)
-        return train(task)
-
-    expected = network_votes(backend=backend, seed=None, folder=tmp_path / "whole")
-    seed = kept._manifest(tmp_path / "whole")["seed"]
-    monkeypatch.setattr(module, trainer, partial(dies_at, 2))
-    with pytest.raises(Killed):
-        network_votes(backend=backend, seed=int(seed), folder=tmp_path / "killed")
-    assert calls == [[0, 1], [2, 3]]
-    monkeypatch.setattr(module, trainer, partial(dies_at, 3))
-    assert (network_votes(backend=backend, seed=None, folder=tmp_path / "killed") == expected).all()  # the folder knows its seed
-    assert calls == [[0, 1], [2, 3], [4, 5]]
-    assert (network_votes(backend=backend, folder=tmp_path / "killed", seed=None) == expected).all()
-    assert len(calls) == 3
-
-
-def test_a_folder_of_others_is_refused(tmp_path):
-    slices = SLICES[:2]
-    network_votes(slices, folder=tmp_path)
-    other = X.clone()
-    other[50] += 1
-    for what, changed in {
-        "settings": {"epochs": 3},
-        "slices": {"slices": [SLICES[0], SLICES[1][:-1]]},
-        "data": {"data": TensorDataset(other, Y)},
-        "seed": {"seed": 4},
-    }.items():
-        with pytest.raises(SartorError, match=what):
-            network_votes(**{"slices": slices, "folder": tmp_path, **changed})
-    with pytest.raises(SartorError, match="settings"):
-        network_votes(slices, folder=tmp_path, make=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-    with pytest.raises(SartorError, match="queries"):
-        NetworkTeachers(MAKE, epochs=2, batch=16, seed=3, workers=1, folder=tmp_path).votes(DATA.train, slices, QUERIES + 1)
-    (tmp_path / "teacher-00001.safetensors").write_bytes(b"half a fi")
-    with pytest.raises(SartorError, match="damaged"):
-        network_votes(slices, folder=tmp_path)
-
-
-def test_a_folder_is_for_its_owner_alone_and_holds_no_parts(tmp_path):
-    old = os.umask(0)
-    try:
-        network_votes(SLICES[:2], folder=tmp_path / "kept")
-    finally:
-        os.umask(old)
-    assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700
-    files = sorted((tmp_path / "kept").iterdir())
-    assert [file.name for file in files] == ["ensemble.json", "teacher-00000.safetensors", "teacher-00001.safetensors"]
-    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
-    with pytest.raises(SartorError, match="other files"):
-        network_votes(SLICES[:2], folder=tmp_path)
 
 
 def test_augmented_images_are_made_from_their_own_pixels():
@@ -284,17 +220,13 @@ def test_classes_that_a_slice_lacks_do_not_shift_the_others():
         assert (votes[:, 3] == truth).mean() > 0.8
 
 
-def test_forests_depend_on_their_own_records_and_seeds_alone(tmp_path):
+def test_forests_depend_on_their_own_records_and_seeds_alone():
     slices = [np.arange(60), np.arange(60, 120), np.arange(60)]
     votes = forest_votes(slices)
     changed = forest_votes([slices[0], np.arange(61, 120), slices[2]], workers=2)
     assert (votes[:, [0, 2]] == changed[:, [0, 2]]).all()
     assert (votes[:, 0] != votes[:, 2]).any()  # the same records, another seed
     assert (forest_votes(slices, make_pipeline(RandomForestClassifier(10))) == votes).all()  # random states inside a pipeline too
-    assert (forest_votes(slices, folder=tmp_path) == votes).all()
-    assert (forest_votes(slices, folder=tmp_path, seed=None) == votes).all()
-    with pytest.raises(SartorError, match="settings"):
-        forest_votes(slices, partial(RandomForestClassifier, 11), folder=tmp_path)
 
 
 def test_bad_requests_say_what_is_wrong():

@@ -1,9 +1,7 @@
 """Votings: what people really paid, holder by holder from the transcript; what was asked, one query at a time; how much noise there was."""
 
 import importlib
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,96 +16,22 @@ from sartor.pate.aggregators import NONE, Confident, GNMax, Interactive
 from sartor.pate.costs import Accountant
 from sartor.pate.plan import VARIANTS, PatePlan, plan
 from sartor.sgd.stream import Stream
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from pate import reference
-from pate.test_pate_plan import made, people, populations
+from sartor_testing import pate_reference as reference
+from sartor_testing.ensembles import (
+    account_matches_transcript,
+    answers_have_the_noise,
+    asks_what_a_loop_would_ask,
+    ensembles,
+    holders_within_budget,
+    near,
+    noise_of_tests,
+    open_plan,
+    people,
+    random_votes,
+    the_tests_have_the_noise,
+)
 
 placing = importlib.import_module("sartor.pate.partition")
-KINDS = ("gnmax", "confident", "interactive")
-
-
-def aggregator_of(kind, teachers, loud):
-    """An aggregator under which budgets of 0.1 to 10 last for none to some hundred queries."""
-    noise = loud * teachers
-    if kind == "gnmax":
-        return GNMax(noise=noise)
-    return {"confident": Confident, "interactive": Interactive}[kind](noise=noise, threshold=0.4 * teachers, threshold_noise=1.5 * noise)
-
-
-def random_votes(queries, teachers, classes, seed):
-    """Votes that agree more or less, and a student's probabilities."""
-    rng = np.random.default_rng(seed)
-    truth, clear = rng.integers(0, classes, queries), rng.random(queries)
-    votes = np.where(rng.random((queries, teachers)) < clear[:, None], truth[:, None], rng.integers(0, classes, (queries, teachers)))
-    return votes, rng.dirichlet(np.full(classes, 0.3), queries)
-
-
-@st.composite
-def ensembles(draw, variants=VARIANTS):
-    """A population, a plan for it, votes, and the way to aggregate them."""
-    budgets, teachers = draw(populations())
-    variant, kind = draw(st.sampled_from(variants)), draw(st.sampled_from(KINDS))
-    loud = draw(st.sampled_from([0.3, 1.0, 3.0]))
-    found = made(budgets, variant, teachers, tune=draw(st.booleans()), aggregator=aggregator_of(kind, teachers, loud))
-    votes, student = random_votes(draw(st.sampled_from([1, 40, 90])), found.teachers, draw(st.integers(2, 4)), draw(st.integers(0, 10**6)))
-    options = {
-        "classes": student.shape[1],
-        "student": student if kind == "interactive" else None,
-        "go_on": variant in ("weight", "vanish") and draw(st.booleans()),
-        "labels": draw(st.sampled_from([None, None, 0, 1, 7])),
-    }
-    return budgets, found, votes, options, draw(st.integers(0, 10**6))
-
-
-def noise_of_tests(found):
-    return found.aggregator.test_noise if found.aggregator.tests else None
-
-
-def holders_within_budget(budgets, found, transcripts):
-    """Whether nobody's spend, recomputed from the transcripts and the partition, is above their budget less the reserve."""
-    placed = placing.partition(found, budgets, b"key")
-    costs = reference.costs_of_holders(transcripts, placed, len(budgets), found.aggregator.noise, noise_of_tests(found))
-    left = 1 - budgets.reserve
-    cases = {(float(c), float(e), float(d)) for c, e, d in zip(costs, budgets.epsilon, budgets.delta, strict=True)}
-    return all(reference.gaussian_delta(np.sqrt(c), e * left) <= d * left * (1 + 1e-9) for c, e, d in cases)
-
-
-def account_matches_transcript(found, labels):
-    """Whether the account's costs are those of the transcript, row by row."""
-    passed = labels.answered[labels.asked]
-    if found.variant == "vanish":
-        rows = [[teacher] for teacher in range(found.teachers)]
-    else:
-        rows = [range(int(b), int(b) + int(u)) for b, u in zip(found.begin, found.duplicates, strict=True)]
-    expected = [reference.cost_of(row, labels.weights, passed, found.aggregator.noise, noise_of_tests(found)) for row in rows]
-    return labels.account.cost == pytest.approx(expected, rel=1e-9, abs=1e-15)
-
-
-def asks_what_a_loop_would_ask(found, labels, votes, *, go_on=False, enough=None, **_):
-    """Whether a loop that takes one query at a time, given the same outcomes, asks the same queries with the same weights."""
-    allowed = [reference.allowance(float(e), float(d)) for e, d in zip(*found.spendable, strict=True)]
-    if found.variant == "vanish":
-        groups = [
-            reference.Group(min(allowed[g] for g in range(len(found)) if found.begin[g] <= t < found.end[g]), [t])
-            for t in range(found.teachers)
-        ]
-    else:
-        # anybody in `duplicates` of a group's teachers, who leave together
-        groups = [reference.Group(a, list(range(b, b + u))) for a, b, u in zip(allowed, found.begin, found.duplicates, strict=True)]
-        if go_on:
-            groups = [reference.Group(a, [t]) for a, b, e in zip(allowed, found.begin, found.end, strict=True) for t in range(b, e)]
-    asked = reference.one_at_a_time(
-        groups,
-        lambda i: np.where(found.schedule(i, 1)[0], found.weights, 0.0),
-        found.aggregator.noise,
-        noise_of_tests(found),
-        labels.answered,
-        labels.labels != NONE,
-        enough=enough,
-        go_on=go_on,
-    )
-    return len(asked) == labels.asked.sum() and np.allclose(np.reshape(asked, (-1, found.teachers)), labels.weights, rtol=1e-12)
 
 
 @settings(max_examples=150)
@@ -425,39 +349,6 @@ def test_going_on_is_refused_where_it_would_tell_or_cannot_be():
     found = plan(budgets, "weight", teachers=10)
     with pytest.raises(SartorError, match="going on"):
         voting.aggregate(found, np.zeros((3, 10), int), 2, go_on=True, bound="dependent")
-
-
-def open_plan(kind, teachers=10, epsilon=1e6):
-    """A plan under which everything is asked."""
-    return plan(sartor.Budgets.from_groups([(epsilon, 50)], delta=1e-5), "standard", teachers=teachers, aggregator=kind)
-
-
-def near(frequency, probability, count, deviations=4.0):
-    return abs(frequency - probability) <= deviations * np.sqrt(probability * (1 - probability) / count)
-
-
-def answers_have_the_noise(queries=20_000):
-    """Whether labels of a known gap, and of a tie, are as often wrong as the noise says."""
-    votes = np.zeros((queries, 10), int)
-    votes[:, :2] = 1  # 8 against 2
-    kind = GNMax(noise=6.0 / np.sqrt(2))
-    clear = voting.aggregate(open_plan(kind), votes, 2, stream=Stream(seed=11))
-    votes[:, :5] = 1
-    tie = voting.aggregate(open_plan(kind), votes, 2, stream=Stream(seed=12))
-    assert clear.asked.all()
-    return near(np.mean(clear.labels == 0), norm.cdf(1.0), queries) and near(np.mean(tie.labels == 0), 0.5, queries)
-
-
-def the_tests_have_the_noise(queries=20_000):
-    """Whether tests pass as often as their noise says, above and below the threshold."""
-    found = []
-    for threshold, seed in ((5.0, 1), (9.0, 2), (8.0, 3)):
-        votes = np.zeros((queries, 10), int)
-        votes[:, :2] = 1
-        kind = Confident(noise=5.0, threshold=threshold, threshold_noise=3.0)
-        labels = voting.aggregate(open_plan(kind), votes, 2, stream=Stream(seed=seed))
-        found.append(near(np.mean(labels.answered), norm.cdf((8 - threshold) / 3.0), queries))
-    return all(found)
 
 
 def test_labels_are_as_often_wrong_as_the_noise_says():

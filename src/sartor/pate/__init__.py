@@ -2,6 +2,8 @@
 
     plan ──► partition ──► teachers ──► votes ──► aggregate ──► labels + account ──► student
 
+What is to outlive the process is in an `EnsembleFolder`, from the key of the places to the account.
+
 Example:
     >>> import sartor
     >>> from sartor import pate
@@ -18,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from sartor.pate.aggregators import NONE, Confident, GNMax, Interactive
 from sartor.pate.costs import Accountant
+from sartor.pate.folder import EnsembleFolder
 from sartor.pate.partition import Partition, partition
 from sartor.pate.plan import VARIANTS, PatePlan, plan
-from sartor.pate.store import SavedVotes
 from sartor.pate.voting import DataDependent, Labels, PateAccount, aggregate
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ __all__ = [
     "Accountant",
     "Confident",
     "DataDependent",
+    "EnsembleFolder",
     "EstimatorTeachers",
     "GNMax",
     "Interactive",
@@ -52,7 +55,6 @@ __all__ = [
     "Partition",
     "PateAccount",
     "PatePlan",
-    "SavedVotes",
     "aggregate",
     "partition",
     "plan",

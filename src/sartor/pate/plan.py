@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 from typing import Any, Literal
 
@@ -45,6 +46,7 @@ _ARRAYS: dict[str, type] = {
     "weight": np.float64,
     "taking_part": np.int64,
 }
+_OF_ALL = ("duplicates", "weight", "taking_part")  # follow from everybody's budgets
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -113,6 +115,15 @@ class PatePlan:
     def __len__(self) -> int:
         return len(self.epsilon)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PatePlan):
+            return NotImplemented
+        return all(getattr(self, n) == getattr(other, n) for n in ("variant", "teachers", "aggregator", "scale", "reserve")) and all(
+            np.array_equal(getattr(self, n), getattr(other, n)) for n in _ARRAYS
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
     @property
     def sensitivity(self) -> Array:
         """For each group how many votes one member moves at most, in a query that their teachers take part in."""
@@ -173,21 +184,44 @@ class PatePlan:
             chosen = np.random.default_rng([begin, size, active, first + int(row), 1]).permutation(resting)[: active - int(part[row].sum())]
             part[row, chosen] = True
 
-    def to_json(self) -> dict[str, Any]:
-        """This plan as a JSON document, with every group: as sensitive as the budgets where groups are small."""
-        groups = [{name: to_json_number(float(getattr(self, name)[i])) for name in _ARRAYS} for i in range(len(self))]
+    @cached_property
+    def view(self) -> confidential.View:
+        """The groups of this plan as they may be shown. No spend is a group's own: its digits tell everybody's weights."""
+        return confidential.View(self.epsilon, self.delta, self.holders)
+
+    def to_json(self, *, sensitive: bool = False) -> dict[str, Any]:
+        """This plan as a JSON document.
+
+        By default it shows groups of fewer than ten holders only merged, as ranges, and of the others what follows from everybody's
+        budgets with one digit; with `sensitive` it shows every group, so that it can be read back.
+        """
+        view = self.view
+        if sensitive:
+            groups = [{name: to_json_number(float(getattr(self, name)[i])) for name in _ARRAYS} for i in range(len(self))]
+        else:
+            columns = {name: view.coarse(getattr(self, name)) if name in _OF_ALL else getattr(self, name) for name in _ARRAYS}
+            groups = [
+                {name: confidential.to_json(view.value(values, row)) for name, values in columns.items()} | {"holders": view.people(row)}
+                for row in view.rows()
+            ]
         return {
             "variant": self.variant,
             "teachers": self.teachers,
             "aggregator": self.aggregator.to_json(),
             "scale": self.scale,
             "reserve": self.reserve,
+            "merged": view.merged and not sensitive,
             "groups": groups,
         }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PatePlan:
         """The plan of a JSON document, checked like any other."""
+        if isinstance(document, Mapping) and document.get("merged"):
+            raise SartorError(
+                "this document shows groups of fewer than 10 holders merged, so no plan can be read from it; write it with every group "
+                "(sensitive=True)."
+            )
         try:
             arrays = {name: [from_json_number(group[name]) for group in document["groups"]] for name in _ARRAYS}
             return cls(
@@ -202,7 +236,7 @@ class PatePlan:
             raise SartorError(f"this is not a plan for PATE: {error}.") from None
 
     def __repr__(self) -> str:
-        return f"PatePlan({self.variant}, {self.teachers} teachers; {confidential.describe(self.epsilon, self.delta, self.holders)})"
+        return f"PatePlan({self.variant}, {self.teachers} teachers; {self.view!r})"
 
 
 def plan(

@@ -7,16 +7,18 @@ Proof: every teacher has its own seed, order of records, augmentation and weight
     the teachers' numbers, and one that has taken its steps is set aside while others go on.
 Breaks if: models share something that they learn or draw (a scaler fitted on all records, a cache, a seed of one's own in `make_model`).
 
-Votes, weights and the folder that keeps them are private: only what `sartor.pate` releases of the votes is covered by budgets.
+Votes and weights are private: only what `sartor.pate` releases of the votes is covered by budgets. They are in memory here, and nothing of
+them or of the records goes into a file; an `EnsembleFolder` keeps them, with the account of what is made of them.
 """
 
 from __future__ import annotations
 
 import copy
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import joblib  # type: ignore[import-untyped,unused-ignore]
 import numpy as np
@@ -30,11 +32,13 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from sartor.errors import SartorError
-from sartor.pate.kept import Kept, Votes, Weights, bytes_of, digest
 from sartor.pate.networks import Training, batches, drawing, one_thread, predict, train
+from sartor.pate.sealed import digest
 from sartor.progress import bar
 
 Array = NDArray[Any]
+Votes = NDArray[np.int16]
+Weights = dict[str, NDArray[Any]]
 Slice = tuple[Array, Array]  # the inputs and labels of one teacher
 Finished = list[tuple[int, Votes, Weights]]  # number, votes and weights of each teacher of a task
 
@@ -42,21 +46,52 @@ _PER_TASK = 4  # teachers that a worker trains between two reports: what a kille
 _STACKED = 5  # teachers in one vmap: more do not fit into the processor's caches
 
 
-class Teachers(Protocol):
+class Teachers(ABC):
     """Whatever trains one model for each slice and lets it vote."""
+
+    def __init__(self, workers: int | None, seed: int | None, progress: bool) -> None:
+        if workers is not None and workers < 1:
+            raise SartorError(f"workers must be 1 or more, not {workers}; leave it out for all cores.")
+        if seed is not None:
+            seed_of(seed, 0)
+        self.workers, self.seed, self.progress = -1 if workers is None else workers, seed, progress
 
     def votes(self, dataset: TensorDataset, slices: Sequence[ArrayLike], queries: Tensor) -> Votes:
         """The class that each teacher gives each query: one row for each query, one column for each slice."""
-        ...
+        seed = secrets.randbits(128) if self.seed is None else self.seed
+        found = {number: votes for number, votes, _ in self.taught(dataset, slices, queries, seed)}
+        return np.stack([found[number] for number in range(len(slices))], axis=1)
+
+    def taught(
+        self, dataset: TensorDataset, slices: Sequence[ArrayLike], queries: Tensor, seed: int, done: Collection[int] = ()
+    ) -> Iterator[tuple[int, Votes, Weights]]:
+        """Number, votes and weights of each teacher as soon as it is finished, without those whose tasks were done before."""
+        chosen = _checked(dataset, slices, queries)
+        self.settings(dataset, queries)
+        finished = set(done)
+        with bar("teachers", len(chosen), len(finished), wanted=self.progress) as advance:
+            for teachers in self._train(dataset, chosen, queries, seed, finished):
+                yield from teachers
+                finished |= {number for number, _, _ in teachers}
+                advance(len(finished))
+
+    @abstractmethod
+    def settings(self, dataset: TensorDataset, queries: Tensor) -> dict[str, Any]:
+        """What votes follow from, apart from records, queries and seed; an error if these cannot be taught."""
+
+    @abstractmethod
+    def _train(
+        self, dataset: TensorDataset, slices: list[NDArray[np.intp]], queries: Tensor, seed: int, done: Collection[int]
+    ) -> Iterator[Finished]:
+        """Tasks of teachers, as they are finished."""
 
 
-class NetworkTeachers:
+class NetworkTeachers(Teachers):
     """Neural networks as teachers, in worker processes (`backend="processes"`) or stacked in this one (`backend="vmap"`).
 
     `make_model` makes an untrained network; what it draws comes from the teacher's seed. `workers` is the number of processes, all cores by
-    default; the backend is joblib's, so `joblib.parallel_config("ray")` spreads the teachers over a cluster. With `folder`, finished
-    teachers are kept there and a run that was killed goes on where it was. A slice whose records are of one class, or that has a single
-    record, gives that class without training. A `seed` is for tests and demonstrations.
+    default; the backend is joblib's, so `joblib.parallel_config("ray")` spreads the teachers over a cluster. A slice whose records are of
+    one class, or that has a single record, gives that class without training. A `seed` is for tests and demonstrations.
 
     >>> from functools import partial
     >>> from sartor.data import load
@@ -78,47 +113,46 @@ class NetworkTeachers:
         workers: int | None = None,
         backend: str = "processes",
         seed: int | None = None,
-        folder: str | os.PathLike[str] | None = None,
         progress: bool = True,
     ) -> None:
         if backend not in ("processes", "vmap"):
             raise SartorError(f'backend must be "processes" or "vmap", not {backend!r}.')
         if backend == "vmap" and workers is not None:
             raise SartorError('backend="vmap" works in this process with torch\'s own threads; leave workers out.')
-        self.make_model = make_model
-        self.how = Training(epochs, batch, lr, augment)
-        self.workers, self.backend, self.seed, self.folder, self.progress = _workers(workers), backend, seed, folder, progress
+        super().__init__(workers, seed, progress)
+        self.make_model, self.how, self.backend = make_model, Training(epochs, batch, lr, augment), backend
 
-    def votes(self, dataset: TensorDataset, slices: Sequence[ArrayLike], queries: Tensor) -> Votes:
-        """The class that each teacher gives each query: one row for each query, one column for each slice."""
-        chosen = _checked(dataset, slices, queries)
+    def settings(self, dataset: TensorDataset, queries: Tensor) -> dict[str, Any]:
+        """The network, how it starts and how it is trained."""
         if self.how.augment and queries.dim() != 4:
             raise SartorError("only images can be turned and shifted; train on other inputs with augment=False.")
         with drawing(0):
             model = self.make_model()
         _check_labels(dataset, _classes(model, queries))
-        settings = {
+        return {
             **asdict(self.how),
             "backend": self.backend,
             "model": str(model),
-            "start": digest(map(bytes_of, model.state_dict().values())),
+            "start": digest(value.detach().contiguous().numpy().tobytes() for value in model.state_dict().values()),
             "torch": torch.__version__,
         }
-        kept = Kept.opened(self.folder, self.seed, settings, dataset, chosen, queries)
+
+    def _train(
+        self, dataset: TensorDataset, slices: list[NDArray[np.intp]], queries: Tensor, seed: int, done: Collection[int]
+    ) -> Iterator[Finished]:
         stacked = self.backend == "vmap"
         tasks = (
-            _Task(self.make_model, numbers, *_parts(dataset, chosen, kept.seed, numbers), queries.numpy(), self.how, kept.path is not None)
-            for numbers in _tasks(len(chosen), _STACKED if stacked else _PER_TASK, kept)
+            _Task(self.make_model, numbers, *_parts(dataset, slices, seed, numbers), queries.numpy(), self.how)
+            for numbers in _tasks(len(slices), _STACKED if stacked else _PER_TASK, done)
         )
-        results = map(_stacked, tasks) if stacked else _parallel(_networks, tasks, self.workers)
-        return _gathered(kept, results, self.progress)
+        return map(_stacked, tasks) if stacked else _parallel(_networks, tasks, self.workers)
 
 
-class EstimatorTeachers:
+class EstimatorTeachers(Teachers):
     """Classifiers of scikit-learn as teachers, each a fresh one fitted on its own slice in a worker process.
 
     `make_estimator` makes an unfitted classifier, or is one. All random states in it are set from the teacher's seed. A slice whose
-    records are of one class gives that class without a fit. The folder keeps votes alone: fitted classifiers could be kept only by pickle.
+    records are of one class gives that class without a fit. They have no weights to keep: fitted classifiers could be kept only by pickle.
 
     >>> from sklearn.tree import DecisionTreeClassifier
     >>> from sartor.data import load
@@ -134,24 +168,25 @@ class EstimatorTeachers:
         *,
         workers: int | None = None,
         seed: int | None = None,
-        folder: str | os.PathLike[str] | None = None,
         progress: bool = True,
     ) -> None:
+        super().__init__(workers, seed, progress)
         self.make_estimator = make_estimator
-        self.workers, self.seed, self.folder, self.progress = _workers(workers), seed, folder, progress
 
-    def votes(self, dataset: TensorDataset, slices: Sequence[ArrayLike], queries: Tensor) -> Votes:
-        """The class that each teacher gives each query: one row for each query, one column for each slice."""
-        chosen = _checked(dataset, slices, queries)
+    def settings(self, dataset: TensorDataset, queries: Tensor) -> dict[str, Any]:
+        """The classifier and its parameters."""
         _check_labels(dataset, np.iinfo(np.int16).max)
         estimator = fresh(self.make_estimator, 0)
-        settings = {"estimator": type(estimator).__qualname__, "settings": repr(estimator.get_params())}
-        kept = Kept.opened(self.folder, self.seed, settings, dataset, chosen, queries)
+        return {"estimator": type(estimator).__qualname__, "settings": repr(estimator.get_params())}
+
+    def _train(
+        self, dataset: TensorDataset, slices: list[NDArray[np.intp]], queries: Tensor, seed: int, done: Collection[int]
+    ) -> Iterator[Finished]:
         tasks = (
-            _Task(self.make_estimator, numbers, *_parts(dataset, chosen, kept.seed, numbers), queries.flatten(1).numpy())
-            for numbers in _tasks(len(chosen), _PER_TASK, kept)
+            _Task(self.make_estimator, numbers, *_parts(dataset, slices, seed, numbers), queries.flatten(1).numpy())
+            for numbers in _tasks(len(slices), _PER_TASK, done)
         )
-        return _gathered(kept, _parallel(_estimators, tasks, self.workers), self.progress)
+        return _parallel(_estimators, tasks, self.workers)
 
 
 def seed_of(seed: int, teacher: int) -> int:
@@ -181,7 +216,6 @@ class _Task:
     slices: list[Slice]
     queries: Array
     how: Training = field(default_factory=Training)
-    keep: bool = False
 
     def __iter__(self) -> Iterator[tuple[int, int, Slice]]:
         return zip(self.numbers, self.seeds, self.slices, strict=True)
@@ -196,7 +230,7 @@ def _networks(task: _Task) -> Finished:
                 model = task.make()
                 if _one_class(labels) is None:
                     train(model, *_tensors(inputs, labels), task.how, seed)
-            done.append((number, _answers(model, labels, task.queries), _state(model) if task.keep else {}))
+            done.append((number, _answers(model, labels, task.queries), _state(model)))
     return done
 
 
@@ -228,8 +262,7 @@ def _stacked(task: _Task) -> Finished:
             for place in (place for place, end in enumerate(last) if end == step):
                 models[place].load_state_dict({name: value[place].detach() for name, value in {**params, **buffers}.items()})
     return [
-        (number, _answers(model, labels, task.queries), _state(model) if task.keep else {})
-        for (number, _, (_, labels)), model in zip(task, models, strict=True)
+        (number, _answers(model, labels, task.queries), _state(model)) for (number, _, (_, labels)), model in zip(task, models, strict=True)
     ]
 
 
@@ -267,10 +300,10 @@ def _tensors(inputs: Array, labels: Array) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.array(inputs)), torch.from_numpy(np.array(labels, np.int64))
 
 
-def _tasks(teachers: int, size: int, kept: Kept) -> list[list[int]]:
+def _tasks(teachers: int, size: int, done: Collection[int]) -> list[list[int]]:
     """Teachers by number in tasks of fixed size, without the tasks that were finished before."""
     tasks = [list(range(start, min(start + size, teachers))) for start in range(0, teachers, size)]
-    return [task for task in tasks if not all(number in kept.done for number in task)]
+    return [task for task in tasks if not all(number in done for number in task)]
 
 
 def _parts(dataset: TensorDataset, slices: list[NDArray[np.intp]], seed: int, numbers: list[int]) -> tuple[list[int], list[Slice]]:
@@ -280,29 +313,17 @@ def _parts(dataset: TensorDataset, slices: list[NDArray[np.intp]], seed: int, nu
 
 
 def _parallel(work: Callable[[_Task], Finished], tasks: Iterable[_Task], workers: int) -> Iterator[Finished]:
-    """Runs tasks by joblib, and gives each result as soon as it is there (all at the end where a backend cannot)."""
+    """Runs tasks by joblib, and gives each result as soon as it is there (all at the end where a backend cannot).
+
+    Records go to the workers through pipes: joblib's files for large arrays (`max_nbytes`) would outlive a kill, in a folder for all.
+    """
     if isinstance(get_active_backend()[0], ThreadingBackend):
         raise SartorError("teachers cannot train in threads, which share one random generator: choose a joblib backend of processes.")
     try:
-        pool = joblib.Parallel(n_jobs=workers, batch_size=1, return_as="generator_unordered")
+        pool = joblib.Parallel(n_jobs=workers, batch_size=1, max_nbytes=None, return_as="generator_unordered")
     except ValueError:
-        pool = joblib.Parallel(n_jobs=workers, batch_size=1)
+        pool = joblib.Parallel(n_jobs=workers, batch_size=1, max_nbytes=None)
     yield from pool(joblib.delayed(work)(task) for task in tasks)
-
-
-def _gathered(kept: Kept, results: Iterator[Finished], progress: bool) -> Votes:
-    with bar("teachers", kept.teachers, len(kept.done), wanted=progress) as advance:
-        for finished in results:
-            for number, votes, weights in finished:
-                kept.add(number, votes, weights)
-            advance(len(kept.done))
-    return np.stack([kept.done[number] for number in range(kept.teachers)], axis=1)
-
-
-def _workers(workers: int | None) -> int:
-    if workers is not None and workers < 1:
-        raise SartorError(f"workers must be 1 or more, not {workers}; leave it out for all cores.")
-    return -1 if workers is None else workers
 
 
 def _checked(dataset: TensorDataset, slices: Sequence[ArrayLike], queries: Tensor) -> list[NDArray[np.intp]]:

@@ -16,10 +16,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor import confidential
 from sartor.accounting import rdp
+from sartor.confidential import to_json
 from sartor.errors import SartorError, SartorWarning
-from sartor.numbers import to_json_number
 from sartor.pate import bounds
 from sartor.pate.aggregators import NONE, Confident
 from sartor.pate.costs import Accountant
@@ -108,29 +107,21 @@ class PateAccount:
         return self.divergence
 
     def to_json(self) -> dict[str, Any]:
-        """This account as a JSON document; groups of fewer than ten holders are merged, and show their budgets' range as spend."""
-        plan, spent = self.plan, self.spent
-        runs = confidential.rows(plan.holders)
-        # many digits of one group's sensitivity could be solved for a budget that is not shown
-        exact = not any(confidential.hidden(run, plan.holders) for run in runs)
-        sensitivity = plan.sensitivity if exact else np.array([float(f"{value:.1g}") for value in plan.sensitivity])
-        groups = []
-        for run in runs:
-            few = confidential.hidden(run, plan.holders)
+        """This account as a JSON document; groups of fewer than ten holders are merged, and show the most that they allow as spend.
 
-            def shown(values: Array, run: slice = run) -> Any:
-                value = confidential.shown(values, run, plan.holders)
-                return [to_json_number(end) for end in value] if isinstance(value, tuple) else to_json_number(value)
-
-            groups.append(
-                {
-                    "epsilon": shown(plan.epsilon),
-                    "delta": shown(plan.delta),
-                    "holders": int(plan.holders[run].sum()),
-                    "sensitivity": shown(sensitivity),
-                    "spent": shown(plan.epsilon if few else spent),
-                }
-            )
+        Where some are, the other groups show their sensitivity with one digit and their spend as a range.
+        """
+        plan, view, spent = self.plan, self.plan.view, self.spent
+        groups = [
+            {
+                "epsilon": to_json(view.value(plan.epsilon, row)),
+                "delta": to_json(view.value(plan.delta, row)),
+                "holders": view.people(row),
+                "sensitivity": to_json(view.value(view.coarse(plan.sensitivity), row)),
+                "spent": to_json(view.spent(spent, row)),
+            }
+            for row in view.rows()
+        ]
         return {"bound": self.bound, "sensitive": self.sensitive, "private": not self.seeded and not self.sensitive, "groups": groups}
 
     def __repr__(self) -> str:
@@ -155,6 +146,10 @@ def aggregate(
     `student` is an interactive aggregator's: its probabilities (queries, classes). `labels` is a number of labels that is enough. `go_on`
     continues without the groups that are out. `before` are the accounts of earlier votings over the same people. `stream` is for tests; a
     seeded one protects nobody.
+
+    Guarantee: by the data-independent bound this voting and those in `before` together keep everyone's budget.
+    Breaks if: the same people's votes are aggregated again without this voting's account in `before`: nothing remembers it here. What is to
+        be aggregated more than once belongs into an `EnsembleFolder`, which does.
     """
     classes = whole(classes, "the number of classes")
     enough = np.inf if labels is None else whole(labels, "the number of labels", least=0)
@@ -225,7 +220,7 @@ class _Voting:
     def charge_earlier(self, before: Sequence[PateAccount], bound: Bound) -> None:
         """Begin where earlier votings over the same people ended."""
         for account in before:
-            if account.plan.to_json() != self.plan.to_json():
+            if account.plan != self.plan:
                 raise SartorError("an earlier voting was under another plan: its spend cannot be added up with this one's.")
         if bound == "independent" and any(account.sensitive for account in before):
             raise SartorError(

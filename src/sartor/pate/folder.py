@@ -1,0 +1,345 @@
+"""An ensemble in a folder: who is taught where, the finished teachers, their votes, and the account of all that was made of them.
+
+Training teachers is the long part, aggregating their votes a matter of a second; but every aggregation is a release, and people pay for
+each. So what is kept on a disk is kept in one place and leaves it in one way: `aggregate` charges in the folder, durably, before it hands
+labels out, and asks nothing that the budgets do not cover after all that was asked before. The folder is for its owner alone (0700), and
+nothing of the ensemble is ever written outside of it:
+
+    ensemble.json   the key of the places, everyone's name and budget, the plan
+    teaching.json   fingerprints of settings, data and queries, and the seed of the teachers
+    teacher-*       finished teachers: votes and weights
+    votes           the votes of all teachers
+    charge-*        what was released, and what it cost (`charges`); `charged` counts them
+    lock            held while something is written
+
+Guarantee: whatever is aggregated from one folder by the data-independent bound, one after another or at once, through kills at any moment,
+    in all keeps everyone's budget. Whoever goes on with it has the same people at the same teachers, under the same plan.
+Proof: `charges` for the account. Everything else is written once; teachers, votes and charges prove where they belong (`sealed`), and what
+    is to be taught is compared with what was. Parts of files that a kill left are removed when the folder is opened next.
+Breaks if: the folder is copied, or put back to what it was; the same people are taught in a second folder: each folder knows its own
+    account alone; or a voting by the data-dependent bound is shown, which keeps budgets by that bound alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor.budgets import Budgets
+from sartor.documents import read_json
+from sartor.errors import Infeasible, SartorError
+from sartor.files import Lock, lock, same, write_private
+from sartor.numbers import from_json_number, to_json_number
+from sartor.pate import sealed
+from sartor.pate.charges import Charge, Charges
+from sartor.pate.costs import Accountant
+from sartor.pate.partition import partition
+from sartor.pate.plan import PatePlan, whole
+from sartor.pate.publish import Published, published
+from sartor.pate.voting import Bound, Labels, PateAccount, aggregate, checked_votes
+from sartor.sgd.stream import Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.data import TensorDataset
+
+    from sartor.pate.teachers import Teachers, Votes, Weights
+
+_ENSEMBLE, _TEACHING, _VOTES = "ensemble.json", "teaching.json", "votes"
+_PARTS = re.compile(r"\.(ensemble\.json|teaching\.json|teacher-\d+\.safetensors|votes|charged|charge-\d+)\..*")
+
+
+class EnsembleFolder:
+    """An ensemble in a folder; `EnsembleFolder.create` begins one.
+
+    >>> import tempfile, sartor
+    >>> from sartor import pate
+    >>> people = sartor.Budgets.from_groups([(1.0, 60), (2.0, 40)], delta=1e-5)
+    >>> plan = pate.plan(people, "weight", teachers=10, aggregator=pate.GNMax(noise=30))
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     folder = EnsembleFolder.create(f"{place}/kept", plan, people)
+    ...     folder.put(np.zeros((300, 10), int), classes=3)
+    ...     first, second = len(folder.aggregate()), len(EnsembleFolder(f"{place}/kept").aggregate())
+    >>> first > 0, second  # a second aggregation finds what the first has left
+    (True, 0)
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open the ensemble in a folder, and remove what a kill has left there half written."""
+        self.path = Path(os.path.realpath(path))
+        if not self.is_in(self.path):
+            raise SartorError(f"{self.path} holds no ensemble.")
+        with lock(self.path) as held:
+            _own(self.path)
+            for file in _files(self.path):
+                if _PARTS.fullmatch(file.name):
+                    file.unlink()
+            document = read_json(self.path / _ENSEMBLE, "the ensemble's")
+            try:
+                self._secret, self._key = bytes.fromhex(document["secret"]), bytes.fromhex(document["key"])
+                self.plan, people = PatePlan.from_json(document["plan"]), document["budgets"]
+                self.budgets = Budgets(
+                    [from_json_number(value) for value in people["epsilon"]],
+                    delta=people["delta"],
+                    holders=people["holders"],
+                    reserve=people["reserve"],
+                )
+                self.plan.groups_of(self.budgets)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise SartorError(f"{self.path} holds no ensemble that can be read.") from None
+            self._charges = Charges(self.path, self._secret, self.plan)
+            self._charges.read(held)
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], plan: PatePlan, budgets: Budgets, *, key: bytes | None = None) -> EnsembleFolder:
+        """Begin an ensemble of these people in a new or empty folder; without a key of their places, one is drawn."""
+        folder = Path(os.path.realpath(path))
+        plan.groups_of(budgets)
+        document = {
+            "secret": secrets.token_hex(sealed.SIZE),
+            "key": (secrets.token_bytes(32) if key is None else key).hex(),
+            "plan": plan.to_json(sensitive=True),
+            "budgets": {
+                "holders": None if budgets.names is None else list(budgets.names),
+                "epsilon": [to_json_number(value) for value in budgets.epsilon.tolist()],
+                "delta": budgets.delta.tolist(),
+                "reserve": budgets.reserve,
+            },
+        }
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SartorError(f"{folder} cannot be made: {error.strerror}.") from None
+        _refuse_others(folder)
+        with lock(folder):
+            _refuse_others(folder)
+            _own(folder)
+            write_private(folder / _ENSEMBLE, json.dumps(document).encode(), new=True)
+        return cls(folder)
+
+    @classmethod
+    def is_in(cls, path: str | os.PathLike[str]) -> bool:
+        """Whether a folder holds an ensemble."""
+        return os.path.lexists(Path(path) / _ENSEMBLE)
+
+    def check_same(self, plan: PatePlan, budgets: Budgets | None = None) -> None:
+        """Refuse to go on under another plan or, if they are given, with other people, names or budgets."""
+        if plan != self.plan:
+            raise SartorError(
+                f"{self.path} holds an ensemble of another plan: repeat the options that it was made with, or give another folder."
+            )
+        if budgets is not None and budgets != self.budgets:
+            raise SartorError(f"{self.path} holds an ensemble of other budgets or holders: give the same, or another folder.")
+
+    def teach(self, teachers: Teachers, dataset: TensorDataset, queries: Tensor, classes: int) -> None:
+        """Train the teachers that are not finished and let them vote; at once if all have. A run that was killed goes on where it was.
+
+        The records are in the order of the budgets. Others than those that the folder was begun with are refused, as are other settings.
+        """
+        if len(dataset) != len(self.budgets):
+            raise SartorError(f"there are {len(self.budgets):,} budgets for {len(dataset):,} records.")
+        of = {
+            "settings": sealed.digest([json.dumps(teachers.settings(dataset, queries), sort_keys=True, default=str).encode()]),
+            "data": sealed.digest(_bytes_of(tensor) for tensor in dataset.tensors),
+            "queries": sealed.digest([_bytes_of(queries)]),
+            "classes": str(whole(classes, "the number of classes")),
+        }
+        slices = partition(self.plan, self.budgets, self._key).slices()
+        with lock(self.path):
+            voted = (self.path / _VOTES).exists()
+            if voted and not (self.path / _TEACHING).exists():
+                raise SartorError(f"{self.path} holds votes that were made elsewhere: give another folder to teachers.")
+            seed = self._seed(of, teachers.seed)
+            if voted:
+                return
+            done = self._finished(slices, len(queries))
+        for number, votes, weights in teachers.taught(dataset, slices, queries, seed, done):
+            with lock(self.path) as held:
+                self._keep(number, slices[number], votes, weights, held)
+            done[number] = votes
+        self._put(np.stack([done[number] for number in range(len(slices))], axis=1), classes)  # unless another run came first
+
+    def put(self, votes: NDArray[Any], classes: int) -> None:
+        """Votes that were made elsewhere, (queries, teachers), and of which nothing was made: they are accounted for from here on."""
+        if (self.path / _TEACHING).exists() or not self._put(votes, whole(classes, "the number of classes")):
+            raise SartorError(f"{self.path} holds votes or teachers already: what is made of them is charged there; give another folder.")
+
+    def _put(self, votes: NDArray[Any], classes: int) -> bool:
+        """Keep votes where there are none; whether there were none."""
+        found = checked_votes(self.plan, votes, classes)
+        with lock(self.path) as held:
+            if (self.path / _VOTES).exists():
+                return False
+            content = sealed.sealed(self._secret, _VOTES, {"votes": found, "classes": np.array(classes)})
+            held.check()
+            write_private(self.path / _VOTES, content, new=True)
+            return True
+
+    def aggregate(
+        self,
+        *,
+        bound: Bound = "independent",
+        accountant: Accountant | None = None,
+        student: NDArray[np.float64] | None = None,
+        labels: int | None = None,
+        go_on: bool = False,
+        stream: Stream | None = None,
+    ) -> Labels:
+        """Label the queries out of what earlier aggregations left, and charge for it before the labels can be seen."""
+        with lock(self.path) as held:
+            self._charges.read(held)
+            votes, classes = self._votes()
+            options = {"accountant": accountant, "student": student, "labels": labels, "go_on": go_on, "stream": stream}
+            found = aggregate(self.plan, votes, classes, bound=bound, before=self._charges.accounts, **options)  # type: ignore[arg-type]
+            self._charges.add(Charge(found.account, found.labels), held)
+            return found
+
+    def publish_spent(
+        self,
+        *,
+        order: float | None = None,
+        distance: float | None = None,
+        margin_scale: float | None = None,
+        failure: float = 0.01,
+        stream: Stream | None = None,
+    ) -> Published:
+        """What everything made of these votes cost by the data-dependent bound, released with noise, once, out of the reserve.
+
+        `publish` says where that is possible; `order`, `distance` and `margin_scale` are chosen from public facts; `smooth` says how.
+
+        Guarantee: with the labels, (epsilon, delta)-DP at everyone's whole budget; the figure is at least the true bound with probability
+            1 - failure. It is weak where few teachers or little reserve are given, and never above the data-independent spend.
+        """
+        with lock(self.path) as held:
+            self._charges.read(held)
+            if any(charge.account is None for charge in self._charges.made):
+                raise Infeasible("the reserve was spent by an earlier release of the spend.")
+            options = {"order": order, "distance": distance, "margin_scale": margin_scale, "failure": failure, "stream": stream}
+            found = published(self.plan, *self._votes(), self._charges.accounts, **options)  # type: ignore[arg-type]
+            self._charges.add(Charge(), held)
+            return found
+
+    @property
+    def accounts(self) -> list[PateAccount]:
+        """The account of each aggregation that this object knows of."""
+        return self._charges.accounts
+
+    @property
+    def account(self) -> PateAccount | None:
+        """What everything made of these votes cost in all, or None if nothing was."""
+        return functools.reduce(operator.add, self.accounts) if self.accounts else None
+
+    @property
+    def labels(self) -> list[NDArray[np.int64]]:
+        """The labels of each aggregation, for whoever lost what was paid for: one for each query, -1 where none was given."""
+        return [charge.labels for charge in self._charges.made if charge.labels is not None]
+
+    def __repr__(self) -> str:
+        return f"EnsembleFolder({self.plan!r}, {len(self._charges.made)} charges)"
+
+    def _votes(self) -> tuple[NDArray[Any], int]:
+        file = self.path / _VOTES
+        if not file.exists():
+            raise SartorError(f"the teachers in {self.path} have not all voted: teach them first.")
+        stored = sealed.opened(self._secret, _VOTES, file)
+        return stored["votes"], int(stored["classes"])
+
+    def _seed(self, of: dict[str, str], seed: int | None) -> int:
+        """The seed of the teachers, if they are taught the same as before."""
+        file = self.path / _TEACHING
+        if not file.exists():
+            drawn = secrets.randbits(128) if seed is None else seed
+            write_private(file, json.dumps({"of": of, "seed": str(drawn)}).encode(), new=True)
+            return drawn
+        found = read_json(file, "the ensemble's")
+        try:
+            before, known = dict(found["of"]), int(found["seed"])
+        except (KeyError, TypeError, ValueError):
+            raise SartorError(f"{file} is damaged: give another folder.") from None
+        for what, value in of.items():
+            if before.get(what) != value:
+                raise SartorError(f"{self.path} holds teachers of other {what}: give another folder, or the same {what}.")
+        if seed not in (None, known):
+            raise SartorError(f"{self.path} holds teachers of another seed: give another folder, or the same seed.")
+        return known
+
+    def _teacher(self, number: int) -> Path:
+        return self.path / f"teacher-{number:05d}.safetensors"
+
+    def _proof(self, number: int, rows: NDArray[np.int64], tensors: dict[str, NDArray[Any]]) -> str:
+        parts = [f"{name} {tensors[name].dtype} {tensors[name].shape}".encode() + tensors[name].tobytes() for name in sorted(tensors)]
+        return sealed.proof(self._secret, f"teacher {number}", [np.ascontiguousarray(rows).tobytes(), *parts]).hex()
+
+    def _keep(self, number: int, rows: NDArray[np.int64], votes: Votes, weights: Weights, held: Lock) -> None:
+        from safetensors.numpy import save
+
+        tensors = {"votes": votes, **{f"weights.{name}": np.ascontiguousarray(value) for name, value in weights.items()}}
+        held.check()
+        write_private(self._teacher(number), save(tensors, {"proof": self._proof(number, rows, tensors)}))
+
+    def _finished(self, slices: list[NDArray[np.int64]], queries: int) -> dict[int, Votes]:
+        """The votes of the teachers that are in the folder, each of which must be the one that its name says."""
+        from safetensors import SafetensorError, safe_open
+
+        done = {}
+        for number, rows in enumerate(slices):
+            if not (file := self._teacher(number)).exists():
+                continue
+            try:
+                with safe_open(file, "numpy") as stored:
+                    tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+                    proven = (stored.metadata() or {}).get("proof") == self._proof(number, rows, tensors)
+            except (SafetensorError, OSError):
+                proven = False
+            if not proven or tensors["votes"].shape != (queries,):
+                raise SartorError(f"{file} is damaged, or another teacher's: remove it, and its teacher is trained again.")
+            done[number] = tensors["votes"]
+        return done
+
+
+def lies_in(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
+    """Whether a path is this folder, lies in it, or is another name of a file in it, by whatever links."""
+    real, inside = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    ways = [real, *real.parents]
+    if inside in ways:
+        return True
+    if not os.path.isdir(inside):
+        return False
+    return any(same(way, inside) for way in ways) or any(same(real, file) for file in _files(inside))
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise SartorError(f"{folder} cannot be read: {error.strerror}.") from None
+
+
+def _refuse_others(folder: Path) -> None:
+    """Begin only where nothing is, but for what an earlier beginning may have left."""
+    if EnsembleFolder.is_in(folder):
+        raise SartorError(f"{folder} holds an ensemble already: it stays as it is; open it.")
+    if any(file.name != "lock" and not _PARTS.fullmatch(file.name) for file in _files(folder)):
+        raise SartorError(f"{folder} holds other files and no ensemble: give an empty folder or a new one.")
+
+
+def _own(folder: Path) -> None:
+    """Make the folder its owner's alone."""
+    try:
+        folder.chmod(0o700)
+    except OSError as error:
+        raise SartorError(f"{folder} cannot be made its owner's alone: {error.strerror}.") from None
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    """A tensor with its shape and type."""
+    return f"{tuple(tensor.shape)} {tensor.dtype}".encode() + bytes(tensor.detach().contiguous().numpy().tobytes())
