@@ -121,7 +121,8 @@ class Deployment:
     def model(self) -> np.ndarray:
         """What the server has kept, of a server that is gone."""
         with closing(Ledger(self.folder / "ledger")) as ledger:
-            vector, scalar = ledger.saved()["server"]["parameters"]
+            kept = ledger.saved()["server"]
+            vector, scalar = kept["vector"]["value"], kept["scalar"]["value"]
         return np.array([*vector.tolist(), float(scalar)])
 
     def is_free(self) -> bool:

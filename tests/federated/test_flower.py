@@ -10,63 +10,15 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'sartor[federated]'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 import sartor
 from sartor import federated
 from sartor.errors import Infeasible, SartorError
-from sartor.federated.flower import ACCOUNT, ENROL, PrivateFedAvg, client_mod, private
+from sartor.federated.flower import ACCOUNT, ENROL, PrivateFedAvg, client_mod
 from sartor.federated.ledger import Ledger
+from sartor_testing.grids import START, LocalGrid, node, record
 
-START = {"vector": np.zeros(3, np.float32), "scalar": np.zeros((), np.float32), "seen": np.array(0, np.int64)}
-
-
-def record(arrays=START):
-    return ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
-
-
-@pytest.fixture(autouse=True)
-def identity(monkeypatch):
-    """Who speaks, as Flower sets it when a run begins."""
-    for name, value in {"run_id": 1, "task_id": 1, "node_id": 1}.items():
-        monkeypatch.setattr(TaskIdentity, f"_{name}", value)
-
-
-class LocalGrid(Grid):
-    """Nodes of this process. A node is a ClientApp and its context; `down` nodes are listed but never answer, `gone` ones are not there."""
-
-    def __init__(self, nodes):
-        self.nodes, self.down, self.gone, self.sent, self.extra = dict(nodes), set(), set(), [], lambda replies: replies
-
-    def get_node_ids(self):
-        return [node for node in self.nodes if node not in self.gone]
-
-    def send_and_receive(self, messages, *, timeout=None):
-        replies = []
-        for message in messages:
-            node = message.metadata.dst_node_id
-            self.sent.append(message)
-            if node in self.down or node in self.gone:
-                continue
-            app, context = self.nodes[node]
-            replies.append(app(message, context))
-        return self.extra(replies)
-
-    run = property(lambda self: None)
-
-    def set_run(self, run):
-        raise NotImplementedError
-
-    create_message = push_messages = pull_messages = set_run
-
-
-def node(number, train, **config):
-    app = ClientApp()
-    app.train()(train)
-    context = Context(run_id=1, node_id=number, node_config={"client-key": f"key {number}", **config}, state=RecordDict(), run_config={})
-    return private(app), context
+pytestmark = pytest.mark.usefixtures("identity")
 
 
 def moves(vector=(0.0, 0.0, 0.0), scalar=0.0, seen=1):
@@ -180,7 +132,7 @@ def test_a_client_that_drops_out_contributes_zero_and_is_charged_like_everyone(t
     for number in (1, 2):
         replies = grid.send_and_receive(strategy.configure_train(number, record(), ConfigRecord(), grid))
         strategy.aggregate_train(number, replies)
-    assert strategy._model[0][0] == pytest.approx(2 * 2 / 4)
+    assert strategy._model["vector"][0] == pytest.approx(2 * 2 / 4)
     assert strategy.ledger.client_account("key 1").rounds == 2
     strategy.ledger.close()
 
@@ -193,7 +145,7 @@ def test_a_node_that_comes_back_under_another_number_keeps_its_account(tmp_path)
     messages = strategy.configure_train(1, record(), ConfigRecord(), grid)
     assert sorted(message.metadata.dst_node_id for message in messages) == [10, 12, 77]
     strategy.aggregate_train(1, grid.send_and_receive(messages))
-    assert strategy._model[0][0] == pytest.approx(1.0)
+    assert strategy._model["vector"][0] == pytest.approx(1.0)
     assert strategy.ledger.keys == ("key 0", "key 1", "key 2")
     assert strategy.ledger.client_account("key 1").epsilon == np.inf
     strategy.ledger.close()
@@ -218,7 +170,7 @@ def test_a_client_that_comes_back_allowing_less_is_not_asked_any_more_and_gets_i
     assert sorted(message.metadata.dst_node_id for message in messages) == [10, 12]
     assert messages[0].content.config_records["config"]["server-round"] == 1
     strategy.aggregate_train(1, grid.send_and_receive(messages))
-    assert strategy._model[0][0] == pytest.approx(2 / 3)
+    assert strategy._model["vector"][0] == pytest.approx(2 / 3)
     grid.sent.clear()
     strategy.send_accounts(grid)
     assert sorted(message.metadata.dst_node_id for message in grid.sent) == [10, 12, 77]
@@ -293,7 +245,8 @@ def test_a_run_goes_on_under_its_own_settings_alone(tmp_path, other, named):
     [
         {**START, "vector": np.zeros((2, 3), np.float32)},
         {**START, "vector": np.zeros(3)},
-        dict(reversed(START.items())),
+        {**dict(reversed(START.items())), "other": np.zeros(3, np.float32)},
+        {("weight" if name == "vector" else name): array for name, array in START.items()},
         {"vector": START["vector"]},
     ],
 )
@@ -428,7 +381,7 @@ def test_a_client_that_allows_less_through_the_same_node_is_noticed(tmp_path, se
     messages = list(strategy.configure_train(2, record(), ConfigRecord(), grid))
     assert len(messages) == (2 if seen_gone else 3)
     strategy.aggregate_train(2, grid.send_and_receive(messages))
-    assert strategy._model[0][0] == pytest.approx(2 / 3)  # its answer says what it allows now, and is not used
+    assert strategy._model["vector"][0] == pytest.approx(2 / 3)  # its answer says what it allows now, and is not used
     assert strategy.ledger.withdrawn == {1}
     strategy.ledger.close()
 
@@ -438,7 +391,7 @@ def test_an_answer_for_another_client_is_not_used(tmp_path):
     grid.nodes[10] = node(1, moves((1.0, 0, 0)), epsilon="inf", delta=1e-3)  # the node of client 0 now says that it is client 1
     messages = list(strategy.configure_train(1, record(), ConfigRecord(), grid))
     strategy.aggregate_train(1, grid.send_and_receive(messages))
-    assert strategy._model[0][0] == pytest.approx(1 / 2)
+    assert strategy._model["vector"][0] == pytest.approx(1 / 2)
     strategy.ledger.close()
 
 
@@ -454,16 +407,15 @@ def test_a_node_that_speaks_for_another_client_is_sent_that_clients_account_alon
     strategy.ledger.close()
 
 
-def test_a_client_may_withdraw_while_a_server_comes_back_and_all_may(tmp_path):
+def test_a_client_may_withdraw_while_a_server_comes_back_and_all_may(tmp_path, monkeypatch):
     grid = LocalGrid(public(3))
     start(tmp_path, grid, rounds=4, num_rounds=1)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("the server waits, though nobody who may be asked is missing"))
     for number in range(3):
         grid.nodes[10 + number] = node(number, moves(), epsilon=0.5, delta=1e-3)
         again = PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=5.0)
         if number < 2:
-            begin = time.monotonic()
             again.begin(grid, record())
-            assert time.monotonic() - begin < 3
             assert len(again.ledger.withdrawn) == number + 1
             again.ledger.close()
         else:
@@ -614,7 +566,7 @@ def test_clients_declare_budgets_and_get_their_own_account(tmp_path):
 def test_nodes_that_do_not_declare_are_refused_where_that_was_asked(tmp_path):
     nodes = {i: node(i, moves(), **({"epsilon": 2.0, "delta": 1e-3} if i < 12 else {})) for i in range(15)}
     options = {"rounds": 2, "per_round": 5, "wait": 0.2, "undeclared": "refuse", "accountant": "rdp"}
-    with pytest.raises(SartorError, match=r"12 clients with budgets .* 13 are needed; 3 more declared no budget"):
+    with pytest.raises(SartorError, match=r"12 clients with budgets .* 13 are needed; fewer than 10 more declared no budget"):
         PrivateFedAvg(str(tmp_path), min_clients=13, **options).start(LocalGrid(nodes), record())
     strategy = PrivateFedAvg(str(tmp_path), min_clients=12, **options)
     strategy.start(LocalGrid(nodes), record())

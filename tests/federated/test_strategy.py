@@ -1,9 +1,6 @@
 """What the strategy releases over many rounds: who is asked, the noise, the clip, the server's step, and what drop-outs cost."""
 
-import sys
-from contextlib import contextmanager
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,17 +8,11 @@ from scipy import stats
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'sartor[federated]'")
 
-from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from sartor import federated
-from sartor.federated.flower import PrivateFedAvg
-from sartor.federated.ledger import Ledger
+from sartor_testing.grids import LocalGrid, adds, ask, clients, drop_outs_are_charged, node, run, serving
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from federated.test_flower import LocalGrid, identity, node, record  # noqa: F401 (identity is a fixture of all tests here)
-
-pytestmark = pytest.mark.filterwarnings("ignore::sartor.errors.NoNoise")
+pytestmark = [pytest.mark.filterwarnings("ignore::sartor.errors.NoNoise"), pytest.mark.usefixtures("identity")]
 
 UNLIKELY = 1e-7
 LARGE = {"weight": np.zeros((100, 100)), "bias": np.zeros(10_000)}
@@ -32,43 +23,6 @@ SIZE = 20_000
 def quick_disk(monkeypatch):
     """Half of the time of short rounds is waiting for the disk, and no test here is about a loss of power."""
     monkeypatch.setattr("os.fsync", lambda file: None)
-
-
-def adds(update=0.0):
-    """A client that adds this to the model's arrays."""
-
-    def train(message, context):
-        sent = message.content.array_records["arrays"]
-        return Message(RecordDict({"arrays": record({name: array.numpy() + update for name, array in sent.items()})}), reply_to=message)
-
-    return train
-
-
-def clients(epsilons, train=None):
-    """One node for each epsilon, numbered from 100."""
-    return {100 + i: node(i, train or adds(), epsilon=epsilon, delta=1e-3) for i, epsilon in enumerate(epsilons)}
-
-
-@contextmanager
-def serving(folder, grid, model, **options):
-    """A server on a folder, enrolled and planned or as it was left, until it stops."""
-    strategy = PrivateFedAvg(str(folder), **{"min_clients": len(grid.nodes), "wait": 0.5, "accountant": "rdp", **options})
-    strategy.begin(grid, record(model))
-    try:
-        yield strategy
-    finally:
-        strategy.ledger.close()
-
-
-def ask(strategy, grid):
-    return list(strategy.configure_train(1, record(), ConfigRecord(), grid))
-
-
-def run(strategy, grid):
-    """One round: the nodes that it asked, and the model after it as one vector."""
-    messages = ask(strategy, grid)
-    arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
-    return [message.metadata.dst_node_id for message in messages], np.concatenate([np.ravel(part.numpy()) for part in arrays.values()])
 
 
 def changes(models):
@@ -208,51 +162,6 @@ def test_each_client_is_clipped_at_the_share_of_its_own_group(tmp_path):
     error = plan.noise_multiplier * plan.clip * np.sqrt(rounds) / drawn  # of the mean of what members of a group added
     assert np.all(np.abs(np.subtract.outer(expected, expected))[~np.eye(3, dtype=bool)] > 10 * error.max())
     assert np.all(np.abs(30 * models[-1] / drawn - expected) < 5 * error)
-
-
-def drop_outs_are_charged(folder):
-    """Whether rounds cost everyone what they cost when all answer, also when clients, or all of them, are silent, fail or are not there."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("run_id", "task_id", "node_id"):
-            patch.setattr(TaskIdentity, f"_{name}", 1)
-        heard = _accounts(folder / "heard", [lambda grid: None] * 5)
-        silent = _accounts(folder / "silent", [lambda grid: None, _half_are_silent, _all_are_silent, _all_fail, _one_is_there])
-    spent = [[account.spent for account in accounts.values()] for _, accounts in heard]
-    counted = all(
-        charged == account.rounds == 1 + place // 2 for place, (charged, accounts) in enumerate(silent) for account in accounts.values()
-    )
-    return silent == heard and counted and bool(np.all(np.diff(spent[::2], axis=0) > 0))
-
-
-def _half_are_silent(grid):
-    grid.down.update(list(grid.nodes)[::2])
-
-
-def _all_are_silent(grid):
-    grid.down.update(grid.nodes)
-
-
-def _all_fail(grid):
-    for number, (_, context) in grid.nodes.items():
-        grid.nodes[number] = (lambda message, context: Message(Error(code=0), reply_to=message), context)
-
-
-def _one_is_there(grid):
-    grid.gone.update(list(grid.nodes)[1:])
-
-
-def _accounts(folder, happenings):
-    """Rounds charged and everyone's account after each round, by the server and then on the disk; each time something else happens."""
-    found = []
-    for happens in happenings:
-        grid = LocalGrid(clients([1.0, 3.0] * 8))
-        with serving(folder, grid, {"bias": np.zeros(2)}, rounds=len(happenings), per_round=12, scheme="scale") as strategy:
-            happens(grid)
-            run(strategy, grid)
-            found.append((strategy.ledger.charged, strategy.ledger.client_accounts(strategy.ledger.keys)))
-        with Ledger(folder) as ledger:
-            found.append((ledger.charged, ledger.client_accounts(ledger.keys)))
-    return found
 
 
 def test_drop_outs_are_charged(tmp_path):

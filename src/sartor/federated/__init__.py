@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sartor.federated.enrolment import Enrolled, enrol
+from sartor.federated.enrolment import Enrolled, Limits, enrol
 from sartor.federated.plan import AdaptiveClip, FederatedPlan, plan
 from sartor.federated.updates import Malformed, clipped, norm, update_of
 
@@ -29,6 +29,7 @@ __all__ = [
     "Enrolled",
     "FederatedPlan",
     "Ledger",
+    "Limits",
     "Malformed",
     "Released",
     "Round",

@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
-from sartor.errors import NoNoise, RarelyUsed, SartorError
+from sartor.errors import LargeDelta, NoNoise, RarelyUsed, SartorError
+from sartor.federated.enrolment import Limits
 from sartor.federated.flower import PrivateFedAvg, private
 from sartor.federated.plan import AdaptiveClip
 from sartor.federated.task import Settings, Task, task
+from sartor.files import write_public
 
 try:
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -87,6 +91,8 @@ def run(grid: Grid, made: Task, options: dict[str, Any], report: Report | None =
     timeout = float(options.pop("timeout", 3600))
     if options.get("adaptive") is not None:
         options["adaptive"] = AdaptiveClip(**options["adaptive"])
+    if options.get("limits") is not None:
+        options["limits"] = Limits(**options["limits"])
     strategy = PrivateFedAvg(folder, task=made.settings.to_json(), **options)
     history: list[dict[str, Any]] = []
 
@@ -100,7 +106,7 @@ def run(grid: Grid, made: Task, options: dict[str, Any], report: Report | None =
         if number and number % every and strategy.ledger.left:
             return None
         history.append({"round": done, "accuracy": made.accuracy(arrays.to_torch_state_dict())})
-        (Path(folder) / HISTORY).write_text(json.dumps(history))
+        write_public(Path(folder) / HISTORY, json.dumps(history))
         return MetricRecord({"accuracy": history[-1]["accuracy"]})
 
     result = strategy.start(grid, ArrayRecord(made.network().state_dict()), timeout=timeout, evaluate_fn=evaluate)
@@ -113,8 +119,8 @@ def run(grid: Grid, made: Task, options: dict[str, Any], report: Report | None =
         "plan": strategy.ledger.plan.to_json(),
         "groups": [{key: group[key] for key in ("epsilon", "holders", "spent")} for group in account["groups"]],
     }
-    save_file(result.arrays.to_torch_state_dict(), Path(folder) / "model.safetensors")
-    (Path(folder) / RESULT).write_text(json.dumps(found, indent=2))
+    write_public(Path(folder) / "model.safetensors", save(result.arrays.to_torch_state_dict()))
+    write_public(Path(folder) / RESULT, json.dumps(found, indent=2))
     return found
 
 
@@ -136,6 +142,7 @@ def simulate(settings: Settings, options: dict[str, Any], clients: int, report: 
 
     found: list[dict[str, Any]] = []
     server = server_app(settings, options, report, found)
+    os.environ.setdefault("RAY_RUNTIME_ENV_HOOK", f"{__name__}.with_quoted_interpreter")
     try:
         with _quiet():
             run_simulation(server, client_app(settings), num_supernodes=clients, backend_config=backend())
@@ -154,6 +161,11 @@ def backend() -> dict[str, Any]:
     return {"init_args": ray, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
 
 
+def with_quoted_interpreter(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
+    """What Ray starts its workers with: it hands the interpreter's path to a shell as it is, where one with a space would start nothing."""
+    return {**(runtime_env or {}), "py_executable": shlex.quote(sys.executable)}
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     flower = logging.getLogger("flwr")
@@ -161,7 +173,7 @@ def _quiet() -> Iterator[None]:
     flower.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            for category in (RarelyUsed, NoNoise, FutureWarning, DeprecationWarning):
+            for category in (RarelyUsed, LargeDelta, NoNoise, FutureWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", category)
             yield
     finally:

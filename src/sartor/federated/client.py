@@ -15,7 +15,7 @@ try:
 except ImportError as error:
     raise ImportError("federated learning on Flower needs flwr: pip install 'sartor[federated]'.") from error
 
-ENROL, ACCOUNT = "query.sartor_enrol", "query.sartor_account"
+ENROL, ACCOUNT, REFUSED = "query.sartor_enrol", "query.sartor_account", "query.sartor_refused"
 RECORD = "sartor"
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def client_mod(key: Given = None, *, level: Given = None, epsilon: Given = None,
     Each is a value or a function of the client's `Context`. What the node's configuration says goes before it: `client-key`, and
     `privacy-level` or `epsilon` (the stricter, where it says both), and `delta`; without a key of either kind it is the `partition-id` of a
     simulation. The key must be the same after a restart, and nobody else's. Where the app fails, why is for the client's own log: the
-    server gets an empty answer.
+    server gets an empty answer; and where the server does not take the client, why is in that log, too.
     """
 
     def mod(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
@@ -47,6 +47,10 @@ def client_mod(key: Given = None, *, level: Given = None, epsilon: Given = None,
             return RecordDict({RECORD: ConfigRecord(_declared(context, key, level, epsilon, delta))})
         if kind == ACCOUNT:
             context.state[f"{RECORD}-account"] = ConfigRecord(dict(message.content.config_records[RECORD]))
+            return RecordDict()
+        if kind == REFUSED:
+            context.state[f"{RECORD}-refused"] = ConfigRecord(dict(message.content.config_records[RECORD]))
+            _log.warning("this client takes no part in the run: %s", message.content.config_records[RECORD]["why"])
             return RecordDict()
         reply = call(message, context)
         if not reply.has_content() or not kind.startswith(MessageType.TRAIN):

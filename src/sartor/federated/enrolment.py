@@ -3,6 +3,11 @@
 A client declares a level of the server's policy, numbers of its own, or both, of which the stricter holds. What a client that declares
 nothing gets is the server's choice: the strictest budget among the others, or no part. One that declares what cannot be used takes no
 part: any default could be more than it meant to allow.
+
+Guarantee: a budget outside of the server's limits changes nothing for anybody else: not the plan, and not what others get who declare none.
+Proof: each declaration is held against the limits by itself, before there is a plan; one that lies outside is left out of all that follows.
+    So nobody learns of the others' budgets from being left out, and no number of clients can have another one left out.
+Breaks if: the limits are so wide that budgets within them have no plan together; see `Limits`.
 """
 
 from __future__ import annotations
@@ -17,15 +22,54 @@ from sartor.budgets import Budgets, Policy, is_public
 from sartor.errors import SartorError
 
 Undeclared = Literal["strictest", "refuse"]
+Budget = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Budgets that a server takes: an epsilon from `floor` to `ceiling`, or infinite, which says public; and likewise a delta.
+
+    One client at an epsilon of 0.001 is sampled too rarely to be planned, and one at 1e300 is beyond what can be computed; the plan would
+    fail for everybody. Between the default limits every scheme has been seen to have a plan under the accountant "pld". With scheme
+    "sample" and accountant "rdp" budgets must be closer together: raise the floor. Under "uniform" the strictest sets everybody's noise.
+
+    >>> Limits().hold((1.0, 1e-5)), Limits().hold((1e300, 1e-5)), Limits(floor=2.0).hold((1.0, 1e-5))
+    (True, False, False)
+    """
+
+    floor: float = 0.1
+    ceiling: float = 100.0
+    delta_floor: float = 1e-10
+    delta_ceiling: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.floor <= self.ceiling < np.inf:
+            raise SartorError(
+                f"epsilons are taken from a positive floor to a finite ceiling above it, not {self.floor:g} to {self.ceiling:g}."
+            )
+        if not 0 < self.delta_floor <= self.delta_ceiling < 1:
+            low, high = self.delta_floor, self.delta_ceiling
+            raise SartorError(f"deltas are taken from a positive floor to a ceiling above it and below 1, not {low:g} to {high:g}.")
+
+    def hold(self, budget: Budget) -> bool:
+        """Whether a budget lies between the limits."""
+        epsilon, delta = budget
+        return (is_public(epsilon) or self.floor <= epsilon <= self.ceiling) and self.delta_floor <= delta <= self.delta_ceiling
+
+    def __str__(self) -> str:
+        return (
+            f"an epsilon from {self.floor:g} to {self.ceiling:g}, or inf for public data, and a delta from {self.delta_floor:g} to "
+            f"{self.delta_ceiling:g}"
+        )
 
 
 @dataclass(frozen=True, repr=False)
 class Enrolled:
-    """Keys and budgets in the same order, and how many clients were refused."""
+    """Keys and budgets in the same order; and by its key, why a client was refused: for that client alone."""
 
     keys: tuple[str, ...]
     budgets: Budgets
-    refused: int
+    refused: Mapping[str, str]
 
 
 def enrol(
@@ -35,34 +79,47 @@ def enrol(
     delta: float | None = None,
     undeclared: Undeclared = "strictest",
     reserve: float = 0.0,
+    limits: Limits | None = None,
 ) -> Enrolled:
     """Budgets from what clients declared by key: `{"level": ...}` or `{"epsilon": ..., "delta": ...}`.
 
-    `delta` is for clients that declare an epsilon alone.
+    `delta` is for clients that declare an epsilon alone. Who lies outside of the `limits`, the usual ones unless given, takes no part.
 
-    >>> found = enrol({"a": {"epsilon": 1.0}, "b": {"epsilon": 2.0}, "c": {}}, delta=1e-5)
+    >>> found = enrol({"a": {"epsilon": 1.0}, "b": {"epsilon": 2.0}, "c": {}, "d": {"epsilon": 1e-3}}, delta=1e-5)
     >>> dict(zip(found.keys, found.budgets.epsilon.tolist()))
     {'a': 1.0, 'b': 2.0, 'c': 1.0}
     """
     if undeclared not in ("strictest", "refuse"):
         raise SartorError(f'clients without a budget get the "strictest" or are refused ("refuse"), not "{undeclared}".')
+    limits = limits or Limits()
     keys = sorted(declared)
-    found = {key: budget_of(declared[key], policy, delta) for key in keys if declares(declared[key])}
-    known = [budget for budget in found.values() if budget is not None]
-    if not known:
+    said = {key: budget_of(declared[key], policy, delta) for key in keys}
+    found = {key: budget for key, budget in said.items() if budget is not None and limits.hold(budget)}
+    if not found:
         raise SartorError("no client declared a budget that can be used, so there is no strictest one for the others either.")
-    finite = [budget for budget in known if not is_public(budget[0])]
-    default = None  # among public clients alone nobody has set a limit that could stand for another's
-    if undeclared == "strictest" and finite:
+    finite = [budget for budget in found.values() if not is_public(budget[0])]
+    if undeclared == "strictest" and finite:  # among public clients alone nobody has set a limit that could stand for another's
         default = min(epsilon for epsilon, _ in finite), min(own for _, own in finite)
-    kept = [(key, budget) for key in keys if (budget := found.get(key, default)) is not None]
+        found.update({key: default for key in keys if not declares(declared[key])})
+    kept = [key for key in keys if key in found]
     budgets = Budgets(
-        [epsilon for _, (epsilon, _) in kept],
-        delta=np.array([own for _, (_, own) in kept]),
-        holders=[key for key, _ in kept],
+        [found[key][0] for key in kept],
+        delta=np.array([found[key][1] for key in kept]),
+        holders=kept,
         reserve=reserve,
     )
-    return Enrolled(tuple(key for key, _ in kept), budgets, len(keys) - len(kept))
+    refused = {key: refusal(declared[key], policy, delta, limits) for key in keys if key not in found}
+    return Enrolled(tuple(kept), budgets, {key: why for key, why in refused.items() if why is not None})
+
+
+def refusal(declared: Mapping[str, Any], policy: Policy | None, delta: float | None, limits: Limits) -> str | None:
+    """Why a client does not take part with what it declared, in words for itself; None where it does."""
+    if not declares(declared):
+        return "this client declared no budget, and the server gives none to it."
+    budget = budget_of(declared, policy, delta)
+    if budget is None:
+        return "this client declared a budget that cannot be used: give a level of the server's policy, or an epsilon and a delta."
+    return None if limits.hold(budget) else f"this client declared a budget that the server does not take: it takes {limits}."
 
 
 def declares(declared: Mapping[str, Any]) -> bool:
@@ -70,9 +127,9 @@ def declares(declared: Mapping[str, Any]) -> bool:
     return any(name in declared for name in ("level", "epsilon", "delta"))
 
 
-def budget_of(declared: Mapping[str, Any], policy: Policy | None, delta: float | None) -> tuple[float, float] | None:
+def budget_of(declared: Mapping[str, Any], policy: Policy | None, delta: float | None) -> Budget | None:
     """The budget of one declaration, the strictest of all that it says; None where any of it cannot be used."""
-    said: list[tuple[float, float]] = []
+    said: list[Budget] = []
     if "level" in declared:
         level = None if policy is None else policy.levels.get(str(declared["level"]))
         if level is None:

@@ -4,7 +4,7 @@
     PrivateFedAvg(folder, rounds=.., per_round=..)        app = private(app)
       .start(grid, arrays)                                  answers with its key and its budget
         asks every node for its key and budget              trains as before; metrics stay with it
-        plans over whom it has, runs the rounds             keeps the account that it is sent
+        plans over whom it takes, runs the rounds           keeps the account that it is sent
         sends each client its own account
 
 Guarantee: that of `sartor.federated.plan`, for every client by its key, with charges as in `sartor.federated.ledger`. Who was drawn, which
@@ -20,7 +20,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -28,14 +28,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.budgets import Policy
+from sartor.confidential import FEWEST
 from sartor.errors import SartorError
-from sartor.federated.client import ACCOUNT, ENROL, RECORD, client_mod, private
-from sartor.federated.enrolment import Undeclared, budget_of, declares, enrol
+from sartor.federated.client import ACCOUNT, ENROL, RECORD, REFUSED, client_mod, private
+from sartor.federated.enrolment import Limits, Undeclared, budget_of, declares, enrol, refusal
 from sartor.federated.ledger import Ledger
 from sartor.federated.nodes import ANSWER, POLL, Nodes
 from sartor.federated.plan import AdaptiveClip, plan
 from sartor.federated.rounds import Round
 from sartor.federated.server import ServerOptimizer
+from sartor.federated.updates import Named
 from sartor.sgd.sampling import PoissonSampler
 from sartor.sgd.stream import Stream
 
@@ -46,7 +48,7 @@ try:
 except ImportError as error:
     raise ImportError("federated learning on Flower needs flwr: pip install 'sartor[federated]'.") from error
 
-__all__ = ["ACCOUNT", "ENROL", "PrivateFedAvg", "client_mod", "private"]
+__all__ = ["ACCOUNT", "ENROL", "REFUSED", "PrivateFedAvg", "client_mod", "private"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +62,8 @@ class PrivateFedAvg(Strategy):
     waits for as many, and then goes on with those who are there. A round needs at least one of them, and is not charged before.
 
     `policy` gives the levels that clients choose from, `delta` stands for those who declare an epsilon alone, and `undeclared` says what a
-    client gets that declares nothing. `optimizer`, `lr` and `momentum` are the server's. `task` is whatever else must stay the same while
+    client gets that declares nothing. Who declares a budget outside of the `limits` takes no part, and is told so; unless given, they are
+    those of `Limits`. `optimizer`, `lr` and `momentum` are the server's. `task` is whatever else must stay the same while
     the run lasts, such as how rows are dealt out. `seed` is for tests: a seeded run is not private.
     """
 
@@ -78,6 +81,7 @@ class PrivateFedAvg(Strategy):
         delta: float | None = None,
         undeclared: Undeclared = "strictest",
         reserve: float = 0.0,
+        limits: Limits | None = None,
         min_clients: int = 1,
         wait: float = 60.0,
         optimizer: str = "sgd",
@@ -91,6 +95,10 @@ class PrivateFedAvg(Strategy):
         self._wanted: dict[str, Any] = {"rounds": rounds, "per_round": per_round, "scheme": scheme, "clip": clip}
         self._wanted.update(accountant=accountant, adaptive=adaptive, **options)
         self._enrolment: dict[str, Any] = {"policy": policy, "delta": delta, "undeclared": undeclared, "reserve": reserve}
+        self._limits = limits or Limits()
+        levels = policy.levels.values() if policy is not None else ()
+        if not all(map(self._limits.hold, levels)) or (delta is not None and not self._limits.hold((np.inf, delta))):
+            raise SartorError(f"the policy or the delta for all lies outside of what this server takes: {self._limits}; set its limits.")
         self._min_clients, self._wait = min_clients, wait
         self._server: dict[str, Any] = {"name": optimizer, "lr": lr, "momentum": momentum}
         self._task = dict(task or {})
@@ -143,7 +151,7 @@ class PrivateFedAvg(Strategy):
             raise
 
     def _begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
-        self._names, arrays = list(initial_arrays), [array.numpy() for array in initial_arrays.values()]
+        arrays = {name: array.numpy() for name, array in initial_arrays.items()}
         self._optimizer = ServerOptimizer(arrays, **self._server)
         self._nodes = Nodes()
         if Ledger.is_in(self.folder):
@@ -159,36 +167,35 @@ class PrivateFedAvg(Strategy):
         if self._stream.seeded and not ledger.seeded:
             raise SartorError("a seed cannot continue a private run.")
         self._sampler = PoissonSampler(ledger.plan.accounted, ledger.budgets, self._stream)
-        self._clip = ledger.plan.accounted.clip
         saved = ledger.saved()
-        if saved is not None:
-            self._optimizer.load(saved.get("server", {}))
-            self._clip = float(saved.get("clip", np.nan))
-            if not 0 < self._clip < np.inf:
-                raise SartorError(f"the state in {self.folder} has no clip, so the run cannot go on from it.")
-        self._model: list[NDArray[Any]] = self._optimizer.model
+        self._optimizer.load(saved.get("server", {}))
+        self._clip = float(saved.get("clip", np.nan))
+        if not 0 < self._clip < np.inf:
+            raise SartorError(f"the state in {self.folder} has no clip, so the run cannot go on from it.")
+        self._model = self._optimizer.model
         self._round: Round | None = None
         self._token = ""
 
-    def _settings(self, arrays: list[NDArray[Any]]) -> dict[str, Any]:
+    def _settings(self, arrays: Named) -> dict[str, Any]:
         """What must stay the same while a run lasts, as JSON has it."""
         policy, adaptive = self._enrolment["policy"], self._wanted["adaptive"]
         found = {**self._wanted, **self._enrolment, **{f"server's {name}": value for name, value in self._server.items()}}
         found.update({f"task's {name}": value for name, value in self._task.items()})
+        found["limits"] = asdict(self._limits)
         found["adaptive"] = None if adaptive is None else asdict(adaptive)
         found["policy"] = None if policy is None else {name: [repr(value) for value in level] for name, level in policy.levels.items()}
-        found["arrays"] = [[name, list(array.shape), array.dtype.str] for name, array in zip(self._names, arrays, strict=True)]
+        found["arrays"] = {name: [list(array.shape), array.dtype.str] for name, array in arrays.items()}
         plain: dict[str, Any] = json.loads(json.dumps(found, default=repr))
         return plain
 
-    def _check_same(self, ledger: Ledger, arrays: list[NDArray[Any]]) -> None:
+    def _check_same(self, ledger: Ledger, arrays: Named) -> None:
         """Whether the run in the folder is the one that is asked for."""
         wanted, kept = self._settings(arrays), ledger.settings
         other = sorted(name for name in wanted.keys() | kept.keys() if wanted.get(name) != kept.get(name))
         if other:
             raise SartorError(f"the run in {self.folder} has other settings ({', '.join(other)}); a new run needs a new folder.")
 
-    def _enrolled(self, grid: Grid, arrays: list[NDArray[Any]]) -> Ledger:
+    def _enrolled(self, grid: Grid, arrays: Named) -> Ledger:
         """Ask every node who it is, until enough have answered, and plan over them."""
         end = time.monotonic() + self._wait
         declared: dict[str, Mapping[str, Any]] = {}
@@ -198,20 +205,50 @@ class PrivateFedAvg(Strategy):
                 if declared.setdefault(key, answer) != answer:  # two nodes under one key are one client; if they disagree, nobody's
                     disputed.add(key)
             agreed = {key: answer for key, answer in declared.items() if key not in disputed}
-            late, known = time.monotonic() > end, any(map(declares, agreed.values()))
-            found = enrol(agreed, **self._enrolment) if known and (late or len(agreed) >= self._min_clients) else None
+            # nobody's answer can keep the server from waiting for others: it enrols once there is somebody to take
+            late, known = time.monotonic() > end, any(self._refusal(answer) is None for answer in agreed.values())
+            found = enrol(agreed, **self._enrolment, limits=self._limits) if known and (late or len(agreed) >= self._min_clients) else None
             if found is not None and len(found.keys) >= self._min_clients:
                 break
             if late:
-                taken, refused = (0, len(agreed)) if found is None else (len(found.keys), found.refused)
+                refused = {key: self._refusal(answer) for key, answer in agreed.items()} if found is None else found.refused
+                self._refuse(grid, refused)
                 raise SartorError(
-                    f"{taken} clients with budgets have answered within {self._wait:g} s, and {self._min_clients} are needed; {refused} "
-                    f"more declared no budget that can be used, and {len(disputed)} keys were declared twice, with different budgets."
+                    f"{0 if found is None else len(found.keys)} clients with budgets have answered within {self._wait:g} s, and "
+                    f"{self._min_clients} are needed; {_number(refused)} more declared no budget that can be used, which is "
+                    f"{self._limits}; and {_number(disputed)} keys were declared twice, with different budgets."
                 )
             time.sleep(POLL)
+        self._refuse(grid, found.refused)
         made = plan(found.budgets, **self._wanted)
-        settings = self._settings(arrays)
-        return Ledger.create(self.folder, made, found.keys, found.budgets, seeded=self._seed is not None, settings=settings)
+        how: dict[str, Any] = {"seeded": self._seed is not None, "settings": self._settings(arrays)}
+        return Ledger.create(self.folder, made, found.keys, found.budgets, state=self._state(made.accounted.clip), **how)
+
+    def _state(self, clip: float) -> dict[str, Any]:
+        """What a server needs to go on from here."""
+        return {"server": self._optimizer.state(), "clip": clip}
+
+    def _refusal(self, answer: Mapping[str, Any]) -> str | None:
+        """Why a client does not take part with what it declared, whatever the others declare; None where it does."""
+        return refusal(answer, self._enrolment["policy"], self._enrolment["delta"], self._limits)
+
+    def _refuse(self, grid: Grid, refused: Mapping[str, str | None]) -> None:
+        """Tell every client that takes no part why, and nobody else; what cannot be told is no reason not to go on."""
+        nodes = self._nodes.speaking(set(grid.get_node_ids()))
+        told = [
+            Message(RecordDict({RECORD: ConfigRecord({"why": str(why)})}), dst_node_id=nodes[key], message_type=REFUSED)
+            for key, why in refused.items()
+            if key in nodes
+        ]
+        try:
+            self._deliver(grid, told)
+        except Exception:
+            _log.warning("clients that take no part could not be told why", exc_info=True)
+
+    def _deliver(self, grid: Grid, messages: list[Message]) -> None:
+        """Send messages to which there is nothing to answer."""
+        if messages:
+            list(grid.send_and_receive(messages, timeout=min(self._wait, ANSWER + len(messages) * POLL)))
 
     def _link(self, grid: Grid, there: set[int], end: float, *, patient: bool) -> None:
         """Ask nodes that were not there before who they are; a client that now allows less than before is not asked any more."""
@@ -254,7 +291,7 @@ class PrivateFedAvg(Strategy):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Charge the round, draw for it, and ask those who were drawn and are there."""
         there = self._meet(grid, 1)
-        if not all(np.isfinite(part).all() for part in self._model if part.dtype.kind == "f"):
+        if not all(np.isfinite(part).all() for part in self._model.values() if part.dtype.kind == "f"):
             raise SartorError(
                 "the model is no longer finite, so further rounds would be spent on nothing: lower the learning rate or the clip."
             )
@@ -281,10 +318,10 @@ class PrivateFedAvg(Strategy):
                 continue
             said = dict(reply.content.config_records.get(RECORD, {}))
             if said.get("key", self.ledger.keys[client]) == self.ledger.keys[client] and self._still_allows(client, said):
-                current.add(client, _arrays(reply, self._names))
+                current.add(client, _arrays(reply, self._model))
         released = current.release(self._stream)
         self._model, self._clip = self._optimizer.step(released.mean), released.clip
-        self.ledger.save({"server": self._optimizer.state(), "clip": self._clip})
+        self.ledger.save(self._state(self._clip))
         return self._record(), None
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -305,19 +342,23 @@ class PrivateFedAvg(Strategy):
             Message(RecordDict({RECORD: ConfigRecord(account.to_json())}), dst_node_id=nodes[key], message_type=ACCOUNT)
             for key, account in self.ledger.client_accounts(known).items()
         ]
-        if messages:
-            list(grid.send_and_receive(messages, timeout=min(self._wait, ANSWER + len(messages) * POLL)))
+        self._deliver(grid, messages)
 
     def _record(self) -> ArrayRecord:
-        return ArrayRecord({name: Array(part) for name, part in zip(self._names, self._model, strict=True)})
+        return ArrayRecord({name: Array(part) for name, part in self._model.items()})
 
 
-def _arrays(reply: Message, names: list[str]) -> list[NDArray[Any]]:
-    """The arrays of an answer in the model's order; nothing, which is no update, where they are not the model's."""
+def _number(clients: Collection[str]) -> str:
+    """How many, where they are enough to hide each of them; otherwise not even whether there are any."""
+    return str(len(clients)) if len(clients) >= FEWEST else f"fewer than {FEWEST}"
+
+
+def _arrays(reply: Message, model: Named) -> dict[str, NDArray[Any]]:
+    """The arrays of an answer by their names; nothing, which is no update, where they are not the model's or cannot be read."""
     records = list(reply.content.array_records.values())
-    if len(records) != 1 or set(records[0]) != set(names):
-        return []
+    if len(records) != 1 or set(records[0]) != set(model):
+        return {}
     try:
-        return [np.asarray(records[0][name].numpy()) for name in names]
+        return {name: np.asarray(array.numpy()) for name, array in records[0].items()}
     except Exception:  # bytes from elsewhere: whatever is wrong with them, they are no arrays
-        return []
+        return {}

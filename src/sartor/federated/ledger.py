@@ -1,14 +1,23 @@
 """The clients of a run, the plan over them, and the rounds that are charged: a folder that outlives the server.
 
 `clients.json` says who is a client under which key, with which budget, and holds the plan and the server's settings; `rounds.json` how many
-rounds are charged and who has withdrawn; `state.pt` the model, the server's optimizer and the clip after the last round that ended. All are
-for the server alone (mode 0600), as budgets are sensitive.
+rounds are charged and who has withdrawn; `state.pt` the model, the server's optimizer and the clip after the last round that ended, or
+before the first. All are for the server alone, as budgets are sensitive: the folder and its files are closed to others when it is opened,
+and a link in the place of a file is refused. The folder may be reached through links.
 
 Guarantee: a round is on the disk as charged before anyone is drawn for it, so nothing that a crash, a kill or a loss of power can do shows
-    a round that is not charged. A client has the one budget and the one account of its key, whatever node it speaks through.
+    a round that is not charged. Two servers never charge the same round. A file that was put back or is missing, while another one proves
+    a later round, is refused. A client has the one budget and the one account of its key, whatever node it speaks through.
 Proof: `charge` writes a new file, has it on the disk, and puts it in the place of the old one before it returns; a server that starts
-    again continues after the rounds charged, with coins and noise of its own. A second server on the same folder is refused.
-Breaks if: the folder is copied and served twice, or put back to an older state.
+    again continues after the rounds charged, with coins and noise of its own. It writes only while the folder is locked, and while
+    `rounds.json`, held by its own inode, has the very bytes that this server read or wrote last, of which no two writings have the same.
+    The files name each other by digests: the rounds name the clients, and the state that the last charged round began from; a state
+    names the clients, the count of writings of the rounds when it was made, and the state before it. Where the rounds are put back, the
+    state was made after more writings; where the state is put back, it is neither the one that the last round began from nor one made
+    of that. What nothing contradicts is harmless: before a state is saved, nothing of its round is shown, and a client that has
+    withdrawn says so again with every answer.
+Breaks if: the folder is copied and served twice; `rounds.json` and `state.pt` are both put back to the same moment, or the whole folder is;
+    files are written by hand so that their digests fit.
 """
 
 from __future__ import annotations
@@ -16,22 +25,25 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from sartor.budgets import Budgets
-from sartor.documents import read_json
 from sartor.errors import SartorError
 from sartor.federated.plan import FederatedPlan
-from sartor.files import lock, sync_folder, write_private
+from sartor.files import Lock, close_folder, holding, lock, read_private, sync_folder, write_private
 from sartor.numbers import from_json_number, to_json_number
 from sartor.sgd.account import Account
 from sartor.sgd.run import Exhausted
 
-_CLIENTS, _ROUNDS, _STATE, _LOCK = "clients.json", "rounds.json", "state.pt", "lock"
-_NOTHING = b'{"charged": 0, "withdrawn": []}'  # the rounds of a run that has not begun
+_CLIENTS, _ROUNDS, _STATE = "clients.json", "rounds.json", "state.pt"
+_IMPOSSIBLE = "the ledger has a number that its plan could not have."
+_NO_WAY_ON = "charges would be forgotten, so the run cannot go on; put back the file that belongs here, or begin a new run in a new folder."
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,29 +69,42 @@ class ClientAccount:
         }
 
 
+@dataclass(frozen=True, repr=False)
+class _Rounds:
+    """What `rounds.json` says, and which other files it says it of."""
+
+    charged: int
+    withdrawn: frozenset[int]
+    written: int
+    """How often the file was written before."""
+    clients: str
+    """Digest of `clients.json`."""
+    state: str
+    """Digest of the state that the last charged round began from; of the first state, before any round."""
+
+    def content(self) -> bytes:
+        """A file of it, of which there is no second one."""
+        fields = {"charged": self.charged, "withdrawn": sorted(self.withdrawn), "written": self.written}
+        return json.dumps({**fields, "clients": self.clients, "state": self.state, "mark": secrets.token_hex(16)}).encode()
+
+    @classmethod
+    def of(cls, content: bytes) -> _Rounds:
+        """What a file says."""
+        said = json.loads(content)
+        charged, withdrawn, written = _whole(said["charged"]), frozenset(map(_whole, said["withdrawn"])), _whole(said["written"])
+        return cls(charged, withdrawn, written, str(said["clients"]), str(said["state"]))
+
+
 class Ledger:
     """The account of a run over clients, in a folder. Close it, or use it in a `with` statement, to let another server have it."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """Open the run in a folder; `Ledger.create` begins one."""
         self.folder = Path(folder)
-        self._lock: int | None = _locked(self.folder)
+        close_folder(self.folder)
+        self._lock: Lock | None = _locked(self.folder)
         try:
-            document = read_json(self.folder / _CLIENTS, "the ledger's")
-            self.plan = FederatedPlan.from_json(document["plan"])
-            self.keys: tuple[str, ...] = tuple(document["keys"])
-            self.budgets = Budgets(
-                [from_json_number(value) for value in document["epsilon"]],
-                delta=document["delta"],
-                holders=self.keys,
-                reserve=document["reserve"],
-            )
-            self.seeded = bool(document["seeded"])
-            self.settings: dict[str, Any] = dict(document["settings"])
-            rounds = read_json(self.folder / _ROUNDS, "the ledger's")
-            self._charged = _whole(rounds["charged"], self.plan.rounds)
-            self._withdrawn = frozenset(_whole(place, len(self.keys) - 1) for place in rounds["withdrawn"])
-            self._group = self.plan.accounted.groups_of(self.budgets)
+            self._read()
         except SartorError:
             self.close()
             raise
@@ -87,6 +112,43 @@ class Ledger:
             self.close()
             raise SartorError(f"{self.folder} holds no ledger that can be read.") from None
         self._place = {key: i for i, key in enumerate(self.keys)}
+
+    def _read(self) -> None:
+        """What the files say, if they are of one run and of one moment of it."""
+        content = read_private(self.folder / _CLIENTS)
+        document = json.loads(content)
+        self.plan = FederatedPlan.from_json(document["plan"])
+        self.keys: tuple[str, ...] = tuple(document["keys"])
+        self.budgets = Budgets(
+            [from_json_number(value) for value in document["epsilon"]],
+            delta=document["delta"],
+            holders=self.keys,
+            reserve=document["reserve"],
+        )
+        self.seeded = bool(document["seeded"])
+        self.settings: dict[str, Any] = dict(document["settings"])
+        self._group = self.plan.accounted.groups_of(self.budgets)
+        self._written = read_private(self.folder / _ROUNDS)
+        self._rounds = _Rounds.of(self._written)
+        if self._rounds.charged > self.plan.rounds or any(place >= len(self.keys) for place in self._rounds.withdrawn):
+            raise SartorError(_IMPOSSIBLE)
+        if self._rounds.clients != _digest(content):
+            raise SartorError(f"{_CLIENTS} and {_ROUNDS} in {self.folder} are not of one run: {_NO_WAY_ON}")
+        if not os.path.lexists(self.folder / _STATE):
+            raise SartorError(f"{_STATE} is missing in {self.folder}, where every run has one: {_NO_WAY_ON}")
+        self._state = _digest(read_private(self.folder / _STATE))
+        self._check_state()
+
+    def _check_state(self) -> None:
+        """Refuse rounds or a state that were put back while the other went on."""
+        kept, rounds = self._stored(), self._rounds
+        if kept["clients"] != rounds.clients:
+            raise SartorError(f"{_STATE} in {self.folder} is of another run: {_NO_WAY_ON}")
+        if kept["charged"] > rounds.charged or kept["written"] > rounds.written:
+            raise SartorError(f"{_STATE} in {self.folder} proves a later round than {_ROUNDS}, which was put back: {_NO_WAY_ON}")
+        ended = 0 < kept["charged"] == rounds.charged  # else the last charged round was cut off, or there was none
+        if (kept["before"] if ended else self._state) != rounds.state:
+            raise SartorError(f"{_STATE} in {self.folder} is not what the last charged round began from: it was put back. {_NO_WAY_ON}")
 
     @classmethod
     def create(
@@ -98,8 +160,12 @@ class Ledger:
         *,
         seeded: bool = False,
         settings: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> Ledger:
-        """Begin a run: one key and one budget for each client, in the same order. `settings` is what a server must not change later."""
+        """Begin a run: one key and one budget for each client, in the same order.
+
+        `settings` is what a server must not change later, and `state` what its first round begins from.
+        """
         plan.accounted.groups_of(budgets)
         named = Budgets(budgets.epsilon, delta=budgets.delta, holders=list(keys), reserve=budgets.reserve)
         path = Path(folder)
@@ -107,7 +173,9 @@ class Ledger:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise SartorError(f"{path} cannot be made: {error.strerror}.") from None
+        close_folder(path)
         document = {
+            "run": secrets.token_hex(16),
             "keys": list(keys),
             "epsilon": [to_json_number(value) for value in named.epsilon.tolist()],
             "delta": named.delta.tolist(),
@@ -116,24 +184,35 @@ class Ledger:
             "settings": dict(settings or {}),
             "plan": plan.to_json(sensitive=True),
         }
-        lock = _locked(path)
-        try:
+        clients = json.dumps(document, default=float).encode()
+        begin = _state_file(state or {}, charged=0, written=0, clients=_digest(clients), before="")
+        rounds = _Rounds(0, frozenset(), 0, _digest(clients), _digest(begin))
+        with _locked(path):
             if cls.is_in(path):
                 raise SartorError(f"{path} holds a run already: its clients and their accounts stay as they are.")
-            write_private(path / _ROUNDS, _NOTHING)
-            write_private(path / _CLIENTS, json.dumps(document, default=float).encode(), new=True)
+            # clients last: with them there is a run, of which no file may be missing
+            write_private(path / _ROUNDS, rounds.content())
+            write_private(path / _STATE, begin)
+            write_private(path / _CLIENTS, clients, new=True)
             sync_folder(path.parent)
-        finally:
-            os.close(lock)
         return cls(path)
 
     @classmethod
     def is_in(cls, folder: str | os.PathLike[str]) -> bool:
-        """Whether a folder holds a run already, or what is left of one: rounds without clients are no reason to begin again."""
+        """Whether a folder holds a run already, or what is left of one: rounds without clients are no reason to begin again.
+
+        What was left by a server that ended while it began a run, before there were clients, is none.
+        """
         path = Path(folder)
-        if (path / _CLIENTS).exists() or (path / _STATE).exists():
+        there = {name for name in (_CLIENTS, _ROUNDS, _STATE) if os.path.lexists(path / name)}
+        if _CLIENTS in there or there == {_STATE}:
             return True
-        return (path / _ROUNDS).exists() and (path / _ROUNDS).read_bytes() != _NOTHING
+        try:
+            begun = _Rounds.of(read_private(path / _ROUNDS)) if there else None
+            other = _STATE in there and begun is not None and _digest(read_private(path / _STATE)) != begun.state
+        except (SartorError, KeyError, TypeError, ValueError, AttributeError):
+            return True
+        return begun is not None and (begun.written > 0 or other)
 
     def client(self, key: str) -> int | None:
         """The number of a client in the plan, by its key; None for a stranger."""
@@ -142,41 +221,54 @@ class Ledger:
     @property
     def charged(self) -> int:
         """Rounds that are charged."""
-        return self._charged
+        return self._rounds.charged
 
     @property
     def left(self) -> int:
         """Rounds that can still be run."""
-        return self.plan.rounds - self._charged
+        return self.plan.rounds - self.charged
 
     def charge(self) -> int:
         """Charge everyone for a further round, and its number: call it before anyone is drawn."""
-        if self._lock is None:
-            raise SartorError("this ledger is closed.")
         if self.left <= 0:
             raise Exhausted(f"the plan's {self.plan.rounds} rounds are done: a further one would spend what nobody allowed.")
-        self._write(self._charged + 1, self._withdrawn)
-        return self._charged - 1
+        self._write(replace(self._rounds, charged=self.charged + 1, state=self._state))
+        return self.charged - 1
 
     @property
     def withdrawn(self) -> frozenset[int]:
         """Numbers of the clients that came back and allowed less than they are planned for."""
-        return self._withdrawn
+        return self._rounds.withdrawn
 
     def withdraw(self, client: int) -> None:
         """Ask a client no more in this run, by whatever server: charges go on, as for everyone."""
+        if client not in self.withdrawn:
+            self._write(replace(self._rounds, withdrawn=self.withdrawn | {client}))
+
+    def _write(self, rounds: _Rounds) -> None:
+        """Put further rounds in the place of those that this server knows, and of no others."""
+        rounds = replace(rounds, written=self._rounds.written + 1)
+        content = rounds.content()
+        with self._alone():
+            write_private(self.folder / _ROUNDS, content)
+        self._rounds, self._written = rounds, content
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While nobody else has written, and nobody else can: the folder is this server's, and the rounds are those that it knows."""
         if self._lock is None:
             raise SartorError("this ledger is closed.")
-        if client not in self._withdrawn:
-            self._write(self._charged, self._withdrawn | {client})
-
-    def _write(self, charged: int, withdrawn: frozenset[int]) -> None:
-        write_private(self.folder / _ROUNDS, json.dumps({"charged": charged, "withdrawn": sorted(withdrawn)}).encode())
-        self._charged, self._withdrawn = charged, withdrawn
+        self._lock.check()
+        with holding(self.folder / _ROUNDS) as found:
+            if found != self._written:
+                raise SartorError(
+                    f"{_ROUNDS} in {self.folder} was changed by another server or by hand: this server charges nothing more; start again."
+                )
+            yield
 
     def account(self) -> Account:
         """What has been spent so far, per group."""
-        return Account(self.plan.accounted, self._charged, self.seeded)
+        return Account(self.plan.accounted, self.charged, self.seeded)
 
     def client_account(self, key: str) -> ClientAccount:
         """What one client has spent: to be sent to that client and nobody else."""
@@ -192,36 +284,46 @@ class Ledger:
                 raise SartorError("there is no client of this key.")
             epsilon, delta = float(self.budgets.epsilon[place]), float(self.budgets.delta[place])
             own = float(spent[self._group[place]])
-            found[key] = ClientAccount(epsilon, delta, own, self._charged, self.plan.rounds, account.private)
+            found[key] = ClientAccount(epsilon, delta, own, self.charged, self.plan.rounds, account.private)
         return found
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Keep what the server needs to go on after a round: tensors, numbers and lists of them."""
-        import torch
+        """Keep what the server needs to go on after a round: tensors, numbers and lists of them. Show nothing of the round before."""
+        rounds = self._rounds
+        if not rounds.charged:
+            raise SartorError("a state is saved after a round; the first one is given when the run is begun.")
+        content = _state_file(state, charged=rounds.charged, written=rounds.written, clients=rounds.clients, before=rounds.state)
+        with self._alone():
+            write_private(self.folder / _STATE, content)
+        self._state = _digest(content)
 
-        content = io.BytesIO()
-        torch.save(dict(state), content)
-        write_private(self.folder / _STATE, content.getvalue())
+    def saved(self) -> dict[str, Any]:
+        """What was kept after the last round that ended, or when the run was begun."""
+        found: dict[str, Any] = self._stored()["state"]
+        return found
 
-    def saved(self) -> dict[str, Any] | None:
-        """What was kept after the last round that ended, if any did."""
+    def _stored(self) -> dict[str, Any]:
+        """The state in its file, and which clients and rounds it is of."""
         import torch
 
         path = self.folder / _STATE
-        if not path.exists():
-            return None
+        content = read_private(path)
+        if _digest(content) != self._state:
+            raise SartorError(f"{path} was changed by another server or by hand; start again.")
         try:
-            found = torch.load(path, weights_only=True)
-        except Exception as error:
+            found = torch.load(io.BytesIO(content), weights_only=True)
+            whole = all(type(found[name]) is int for name in ("charged", "written"))
+            known = whole and all(type(found[name]) is str for name in ("clients", "before")) and isinstance(found["state"], dict)
+        except Exception as error:  # bytes of any kind: whatever is wrong with them, they are no state
             raise SartorError(f"{path} cannot be read; without it the run cannot go on.") from error
-        if not isinstance(found, dict):
+        if not known:
             raise SartorError(f"{path} holds no state of a server; without it the run cannot go on.")
-        return found
+        return dict(found)
 
     def close(self) -> None:
         """Let another server have the folder."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
 
     def __enter__(self) -> Ledger:
@@ -231,14 +333,27 @@ class Ledger:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Ledger({len(self.keys)} clients, {self._charged} of {self.plan.rounds} rounds charged)"
+        return f"Ledger({len(self.keys)} clients, {self.charged} of {self.plan.rounds} rounds charged)"
 
 
-def _locked(folder: Path) -> int:
-    return lock(folder / _LOCK, taken=f"another server is running on {folder}: two would spend the same budgets.")
+def _locked(folder: Path) -> Lock:
+    return lock(folder, taken=f"another server is running on {folder}: two would spend the same budgets.")
 
 
-def _whole(value: Any, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise SartorError("the ledger has a number that its plan could not have.")
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise SartorError(_IMPOSSIBLE)
     return value
+
+
+def _digest(content: bytes) -> str:
+    return sha256(content).hexdigest()
+
+
+def _state_file(state: Mapping[str, Any], *, charged: int, written: int, clients: str, before: str) -> bytes:
+    """A state, the clients that it is of, the rounds charged and written when it was made, and the state that its round began from."""
+    import torch
+
+    content = io.BytesIO()
+    torch.save({"charged": charged, "written": written, "clients": clients, "before": before, "state": dict(state)}, content)
+    return content.getvalue()

@@ -12,40 +12,37 @@ Breaks if: sums are looked at before `release`; a round's events are shown to an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sartor.errors import SartorError
 from sartor.federated.plan import FederatedPlan
-from sartor.federated.updates import Arrays, Malformed, clipped, update_of
+from sartor.federated.updates import Array, Malformed, Named, clipped, update_of
 from sartor.sgd.sampling import Draw
 from sartor.sgd.stream import Stream, normal
-
-Model = Sequence[NDArray[np.generic]]
 
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """What leaves a round: the noisy mean update, one array for each of the model's, and the clip of the next round."""
+    """What leaves a round: the noisy mean update, an array for each of the model's under its name, and the clip of the next round."""
 
-    mean: Arrays = field(repr=False)
+    mean: dict[str, Array] = field(repr=False)
     clip: float
 
 
 class Round:
     """The answers of one round, added up as they come."""
 
-    def __init__(self, plan: FederatedPlan, draw: Draw, model: Model, clip: float) -> None:
+    def __init__(self, plan: FederatedPlan, draw: Draw, model: Named, clip: float) -> None:
         if not 0 < clip < np.inf:
             raise SartorError(f"the clip of a round must be positive and finite, not {clip}.")
-        self._plan, self._model, self._clip, self._step = plan, [np.asarray(part) for part in model], float(clip), draw.step
+        self._plan, self._clip, self._step = plan, float(clip), draw.step
+        self._model = {name: np.asarray(part) for name, part in model.items()}
         shares = draw.clips / plan.accounted.clip
         self._waiting = dict(zip(draw.indices.tolist(), shares.tolist(), strict=True))
         self._answered: set[int] = set()
-        self._sums = [np.zeros(part.shape) for part in self._model]
+        self._sums = [np.zeros(part.shape) for part in self._model.values()]
         self._bits = 0.0
         self._released = False
         self.events: Counter[str] = Counter()
@@ -56,8 +53,8 @@ class Round:
         """Whom to ask. Secret."""
         return (*self._waiting, *self._answered)
 
-    def add(self, client: int, answer: Sequence[NDArray[np.generic]]) -> bool:
-        """Add a client's answer, its arrays after training; whether it was used."""
+    def add(self, client: int, answer: Named) -> bool:
+        """Add a client's answer, its arrays after training by their names; whether it was used."""
         if self._released:
             return self._dropped("late")
         if client in self._answered:
@@ -89,9 +86,9 @@ class Round:
         plan = self._plan
         sizes = [total.size for total in self._sums]
         noise = normal(stream.generator("federated", self._step), sum(sizes), plan.update_noise_multiplier * self._clip)
-        mean, start = [], 0
-        for total, size in zip(self._sums, sizes, strict=True):
-            mean.append((total + noise[start : start + size].reshape(total.shape)) / plan.per_round)
+        mean, start = {}, 0
+        for name, total, size in zip(self._model, self._sums, sizes, strict=True):
+            mean[name] = (total + noise[start : start + size].reshape(total.shape)) / plan.per_round
             start += size
         self._sums = []
         return Released(mean, self._next_clip(stream))

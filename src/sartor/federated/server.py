@@ -6,7 +6,6 @@ It looks at what was released alone, so it costs nobody anything.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,24 +13,26 @@ import torch
 from numpy.typing import NDArray
 
 from sartor.errors import SartorError
-from sartor.federated.updates import Arrays
+from sartor.federated.updates import Named
 
-Model = list[NDArray[Any]]
+Model = dict[str, NDArray[Any]]
 
 
 class ServerOptimizer:
     """SGD with momentum or Adam on the model's floating-point arrays; others (counters, masks) stay as they are.
 
+    Arrays go by their names, in the model, in updates and in what is saved.
+
     With SGD at a rate of 1, the default, the model moves by the mean update: federated averaging.
 
-    >>> server = ServerOptimizer([np.zeros(2), np.array(3)])
-    >>> [part.tolist() for part in server.step([np.ones(2), np.array(0.0)])]
-    [[1.0, 1.0], 3]
+    >>> server = ServerOptimizer({"weight": np.zeros(2), "seen": np.array(3)})
+    >>> {name: part.tolist() for name, part in server.step({"seen": np.array(0.0), "weight": np.ones(2)}).items()}
+    {'weight': [1.0, 1.0], 'seen': 3}
     """
 
     def __init__(
         self,
-        model: Sequence[NDArray[Any]],
+        model: Named,
         name: str = "sgd",
         *,
         lr: float = 1.0,
@@ -45,49 +46,57 @@ class ServerOptimizer:
             raise SartorError(f'there is no server optimizer "{name}"; there are sgd and adam.')
         if not 0 <= momentum < 1:
             raise SartorError(f"the server's momentum lies in [0, 1), not at {momentum}.")
-        self._model = [np.array(part) for part in model]
-        if any(part.dtype.kind not in "fiub" for part in self._model):
+        self._model = {name: np.array(part) for name, part in model.items()}
+        if any(part.dtype.kind not in "fiub" for part in self._model.values()):
             raise SartorError("the model has an array that holds neither numbers nor truth values; complex ones cannot be trained.")
-        self._moving = [i for i, part in enumerate(self._model) if part.dtype.kind == "f"]
-        if not self._moving:
+        self._parameters = {
+            name: torch.nn.Parameter(torch.from_numpy(part.astype(np.float64)))
+            for name, part in self._model.items()
+            if part.dtype.kind == "f"
+        }
+        if not self._parameters:
             raise SartorError("the model has no floating-point array, so there is nothing to train.")
-        self._parameters = [torch.nn.Parameter(torch.from_numpy(self._model[i].astype(np.float64))) for i in self._moving]
         self._optimizer: torch.optim.Optimizer
         if name == "sgd":
-            self._optimizer = torch.optim.SGD(self._parameters, lr=lr, momentum=momentum)
+            self._optimizer = torch.optim.SGD(self._parameters.values(), lr=lr, momentum=momentum)
         else:
-            self._optimizer = torch.optim.Adam(self._parameters, lr=lr, betas=betas, eps=eps)
+            self._optimizer = torch.optim.Adam(self._parameters.values(), lr=lr, betas=betas, eps=eps)
 
     @property
     def model(self) -> Model:
         """The arrays as they are now, of the types that they came in."""
-        found = list(self._model)
-        for i, parameter in zip(self._moving, self._parameters, strict=True):
-            found[i] = parameter.detach().numpy().astype(self._model[i].dtype)
-        return found
+        moved = {name: parameter.detach().numpy().astype(self._model[name].dtype) for name, parameter in self._parameters.items()}
+        return {**self._model, **moved}
 
-    def step(self, mean: Arrays) -> Model:
+    def step(self, mean: Named) -> Model:
         """Move the model by a mean update."""
-        for i, parameter in zip(self._moving, self._parameters, strict=True):
-            parameter.grad = -torch.from_numpy(np.array(mean[i], np.float64)).reshape(parameter.shape)
+        for name, parameter in self._parameters.items():
+            parameter.grad = -torch.from_numpy(np.array(mean[name], np.float64)).reshape(parameter.shape)
         self._optimizer.step()
         return self.model
 
     def state(self) -> dict[str, Any]:
-        """All that a server needs to go on from here, as it is now."""
-        return copy.deepcopy({"parameters": [p.detach() for p in self._parameters], "optimizer": self._optimizer.state_dict()})
+        """All that a server needs to go on from here, as it is now: of each array its values, and what the optimizer remembers of it."""
+        kept = {name: {"value": own.detach(), "memory": dict(self._optimizer.state[own])} for name, own in self._parameters.items()}
+        return copy.deepcopy(kept)
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         try:
-            kept = list(state["parameters"])
-            same = [part.shape for part in kept] == [own.shape for own in self._parameters]
-            if same:
-                self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+            shapes = {name: kept["value"].shape for name, kept in state.items()}
+            memory = {name: dict(kept["memory"]) for name, kept in state.items()}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise SartorError("the server's state cannot be read, so the run cannot go on from it.") from None
-        if not same:
+        if shapes != {name: own.shape for name, own in self._parameters.items()}:
             raise SartorError("the server's state is of another model.")
+        if any(not _fits(part, shapes[name]) for name in memory for part in memory[name].values()):
+            raise SartorError("the server's state cannot be read, so the run cannot go on from it.")
         with torch.no_grad():
-            for own, part in zip(self._parameters, kept, strict=True):
-                own.copy_(part)
+            for name, own in self._parameters.items():
+                own.copy_(state[name]["value"])
+                self._optimizer.state[own] = copy.deepcopy(memory[name])
+
+
+def _fits(memory: Any, shape: torch.Size) -> bool:
+    """Whether an optimizer can remember this of an array: one number for each of the array's, one for all, or nothing yet."""
+    return memory is None or (isinstance(memory, torch.Tensor) and memory.shape in (shape, torch.Size()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,9 @@ class Settings:
     data: str = ""
     clients: int = 100
     split: str = "iid"
-    epsilon: str = "1,2,3"
-    share: str = "0.34,0.43,0.23"
-    delta: str = "1e-4"
+    epsilon: str = field(default="1,2,3", repr=False)  # a small share's budget is not for a log
+    share: str = field(default="0.34,0.43,0.23", repr=False)
+    delta: str = field(default="1e-4", repr=False)
     budgets: str = ""
     policy: str = ""
     model: str = ""

@@ -1,12 +1,14 @@
 """What one client contributes: an update, checked and clipped as one vector over all of its arrays.
 
-Numbers are float64, arrays of no dimension and all-zero updates included. Nothing is shared between clients.
+Arrays of an answer are matched with the model's by name, never by their order. Numbers are float64, arrays of no dimension and all-zero
+updates included. Nothing is shared between clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,21 +17,31 @@ from sartor.errors import SartorError
 
 Array = NDArray[np.float64]
 Arrays = list[Array]
+Named = Mapping[str, NDArray[Any]]
+"""The arrays of a model, each under its name."""
 
 _MARGIN = 1e-9  # by which a clipped update is shorter than its clip: more than rounding of its norm could hide
 _SAFE = (1e-200, 1e200)  # squares of norms that are neither lost nor overflowing
 
 
 class Malformed(SartorError):
-    """An answer that is not an update: a wrong shape, a missing array, a number that is none."""
+    """An answer that is not an update: a wrong shape or name, a missing array, a number that is none."""
 
 
-def update_of(answer: Sequence[NDArray[np.generic]], model: Sequence[NDArray[np.generic]]) -> Arrays:
-    """What a client changed: its arrays less the model's, or `Malformed`. Arrays of other kinds (counters, masks) count as unchanged."""
-    if len(answer) != len(model):
-        raise Malformed(f"an answer has {len(answer)} arrays where the model has {len(model)}.")
+def update_of(answer: Named, model: Named) -> Arrays:
+    """What a client changed, in the model's order: its arrays less the model's of the same names, or `Malformed`.
+
+    Arrays of other kinds (counters, masks) count as unchanged.
+
+    >>> model = {"weight": np.zeros(2), "bias": np.ones(2)}
+    >>> [part.tolist() for part in update_of({"bias": np.ones(2), "weight": np.full(2, 3.0)}, model)]
+    [[3.0, 3.0], [0.0, 0.0]]
+    """
+    if answer.keys() != model.keys():
+        raise Malformed("an answer has arrays of other names than the model's.")
     found = []
-    for theirs, ours in zip(answer, model, strict=True):
+    for name, ours in model.items():
+        theirs = answer[name]
         if np.shape(theirs) != np.shape(ours) or np.asarray(theirs).dtype.kind not in "fiub":
             raise Malformed("an answer has an array of another shape or kind than the model's.")
         if np.asarray(ours).dtype.kind != "f":
