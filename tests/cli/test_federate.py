@@ -124,10 +124,24 @@ def test_help_says_what_an_engine_and_an_address_are(run):
     assert "ADDRESS is for --engine deployment: the host and port of a SuperLink on this machine, or the name" in said
 
 
-def test_a_simulation_on_flower(tmp_path):
+def test_a_simulation_on_flower_from_a_folder_with_a_space_in_its_name(tmp_path):
     """Twelve clients, three rounds, in a process of its own, as Ray likes it."""
     pytest.importorskip("ray", reason="ray is not installed: pip install 'sartor[federated]'")
-    command = [sys.executable, "-m", "sartor", "federate", "--dataset", "digits", "--clients", "12", "--per-round", "3", "--rounds", "3"]
+    (tmp_path / "a space").symlink_to(sys.prefix, target_is_directory=True)
+    command = [
+        str(tmp_path / "a space" / Path(sys.executable).relative_to(sys.prefix)),
+        "-m",
+        "sartor",
+        "federate",
+        "--dataset",
+        "digits",
+        "--clients",
+        "12",
+        "--per-round",
+        "3",
+        "--rounds",
+        "3",
+    ]
     command += ["--epsilon", "20", "--delta", "1e-3", "--accountant", "rdp", "--epochs", "1", "--out", str(tmp_path / "run"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -3,8 +3,16 @@
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+from sartor import files
+from sartor.errors import SartorError
+from sartor.pate import EnsembleFolder
 
 SMALL = ["pate", "--teachers", "8", "--workers", "1", "--epochs", "3", "--epsilon", "20,60", "--share", ".5,.5", "--delta", "1e-4"]
 KEYS = {"variant", "labels", "queries", "label_accuracy", "student_accuracy", "teachers", "bound", "sensitive", "private", "groups"}
@@ -32,31 +40,157 @@ def test_every_variant_labels_and_keeps_every_budget(run, variant):
     assert (found["bound"], found["sensitive"], found["private"]) == ("independent", False, False)  # seeded, so not private
 
 
-def test_votes_in_a_file_are_charged_each_time_until_nothing_is_left(run, tmp_path):
-    path = tmp_path / "votes.npz"
-    first = document(run, "--votes", path, "--labels", "2")
+def test_runs_that_keep_their_ensemble_together_spend_one_budget(run, tmp_path):
+    keep = ["--keep", tmp_path / "kept"]
+    first = document(run, *keep, "--labels", "2")
     assert first["labels"] == 2
-    assert os.stat(path).st_mode & 0o777 == 0o600
-    second = document(run, "--votes", path)
+    second = document(run, *keep)
     assert all(one["spent"] < two["spent"] <= two["epsilon"] for one, two in zip(first["groups"], second["groups"], strict=True))
-    third = document(run, "--votes", path)
+    third = document(run, *keep, "--out", tmp_path / "third.csv")
     assert third["labels"] == 0
     assert third["groups"] == second["groups"]
     assert third["student_accuracy"] is None
-    code, out, err = run(*SMALL, "--seed", "1", "--votes", path, "--variant", "upsample")
-    assert (code, out) == (2, "")
-    assert "another plan" in err
+    assert not (tmp_path / "third.csv").exists()
+    accounts = EnsembleFolder(tmp_path / "kept").accounts
+    assert [account.queries for account in accounts] == [first["queries"], second["queries"], 0]
+    for other, sentence in {"--variant=upsample": "another plan", "--epochs=4": "other settings", "--seed=2": "another seed"}.items():
+        code, out, err = run(*SMALL, "--seed", "1", *keep, other)
+        assert (code, out) == (2, "")
+        assert sentence in err
+    assert len(EnsembleFolder(tmp_path / "kept").accounts) == 3
 
 
 def test_a_private_run_finds_its_finished_teachers_again(run, tmp_path):
-    keep = ["--keep", tmp_path / "kept", "--variant", "upsample", "--json"]
-    code, out, err = run(*SMALL, *keep)
+    keep = ["--keep", tmp_path / "a folder" / "kept", "--variant", "upsample", "--json"]
+    code, out, err = run(*SMALL, *keep, "--labels", "1")
     assert code == 0, err
-    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "kept" / "teachers").iterdir()}
-    assert run(*SMALL, *keep)[0] == 0
-    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "kept" / "teachers").iterdir()}
-    assert os.stat(tmp_path / "kept" / "who.json").st_mode & 0o777 == 0o600
-    assert json.loads(out)["private"] is True
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "a folder" / "kept").iterdir() if path.name != "charged"}
+    code, again, err = run(*SMALL, *keep, "--labels", "1")
+    assert code == 0, err
+    assert all(path.stat().st_mtime_ns == when for path, when in files.items())
+    assert os.stat(tmp_path / "a folder" / "kept").st_mode & 0o777 == 0o700
+    assert json.loads(out)["private"] is json.loads(again)["private"] is True
+    assert json.loads(again)["groups"][0]["spent"] > json.loads(out)["groups"][0]["spent"]
+
+
+def test_named_budgets_are_found_again_and_others_are_refused(run, tmp_path):
+    rows = [f"holder {i},{(20, 60)[i % 2]}" for i in range(1_437)]
+    (tmp_path / "budgets.csv").write_text("\n".join(["holder,epsilon", *rows]))
+    (tmp_path / "others.csv").write_text("\n".join(["holder,epsilon", *rows[::-1]]))
+    small = ["pate", "--teachers", "8", "--workers", "1", "--epochs", "1", "--delta", "1e-4", "--labels", "1", "--keep", tmp_path / "kept"]
+    for _ in range(2):
+        code, _, err = run(*small, "--budgets", tmp_path / "budgets.csv")
+        assert code == 0, err
+    folder = EnsembleFolder(tmp_path / "kept")
+    assert folder.budgets.names == tuple(row.split(",")[0] for row in rows)
+    assert [account.queries > 0 for account in folder.accounts] == [True, True]
+    code, out, err = run(*small, "--budgets", tmp_path / "others.csv")
+    assert (code, out) == (2, "")
+    assert "other budgets or holders" in err
+
+
+def outs(tmp_path):
+    """Places where labels must not or cannot be written, and why."""
+    kept = tmp_path / "kept"
+    (tmp_path / "link").symlink_to(kept)
+    (tmp_path / "to votes").symlink_to(kept / "votes")
+    os.link(kept / "charge-00000", tmp_path / "another name")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "round").symlink_to("round")
+    return [
+        tmp_path,
+        kept,
+        kept / "votes",
+        kept / "charge-00000",
+        kept / "labels.csv",
+        tmp_path / "link" / "votes",
+        tmp_path / "kept" / ".." / "kept" / "charged",
+        tmp_path / "to votes",
+        tmp_path / "another name",
+        tmp_path / "pipe",
+        tmp_path / "round",
+        tmp_path / "none" / "labels.csv",
+        tmp_path / ("long" * 100),
+        "/dev/null",
+        "/proc/labels.csv",
+    ]
+
+
+def test_labels_that_cannot_be_written_spend_nothing_and_destroy_nothing(run, tmp_path):
+    keep = ["--keep", tmp_path / "kept"]
+    document(run, *keep, "--labels", "1")
+    places = outs(tmp_path)
+    before = {path: path.read_bytes() for path in (tmp_path / "kept").iterdir()}
+    for out in places:
+        code, _, err = run(*SMALL, "--seed", "1", *keep, "--out", out)
+        assert code == 2, out
+        assert re.search(r"error: --out \S[^\n]*\n$", err)
+        assert {path: path.read_bytes() for path in (tmp_path / "kept").iterdir()} == before
+    assert not (tmp_path / "none").exists()
+
+
+def test_labels_do_not_replace_what_the_command_reads(run, tmp_path):
+    (tmp_path / "budgets.csv").write_text("\n".join(["holder,epsilon", *(f"holder {i},20" for i in range(1_437))]))
+    (tmp_path / "link").symlink_to("budgets.csv")
+    options = ["pate", "--teachers", "8", "--delta", "1e-4", "--budgets", tmp_path / "budgets.csv", "--keep", tmp_path / "kept"]
+    code, _, err = run(*options, "--out", tmp_path / "link")
+    assert code == 2
+    assert "reads" in err
+    assert (tmp_path / "budgets.csv").read_text().startswith("holder")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_labels_that_could_not_be_written_after_all_are_in_the_folder(run, tmp_path, monkeypatch):
+    keep, right = ["--keep", tmp_path / "kept"], files._write
+
+    def full(path, content, **new):
+        if path.name == "labels.csv":
+            raise SartorError(f"{path} cannot be written: no space left.")
+        right(path, content, **new)
+
+    monkeypatch.setattr(files, "_write", full)
+    code, _, err = run(*SMALL, "--seed", "1", *keep, "--labels", "3", "--out", tmp_path / "labels.csv")
+    assert code == 2
+    assert "EnsembleFolder" in err
+    assert (EnsembleFolder(tmp_path / "kept").labels[-1] >= 0).sum() == 3
+
+
+STOPPED = """
+import os, signal, sys
+from sartor import files
+from sartor.cli import main
+
+right, left = os.replace, int(sys.argv.pop(1))
+
+def dying(*given, **more):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return right(*given, **more)
+
+os.replace = dying
+main(sys.argv[1:])
+"""
+
+
+def test_a_killed_run_leaves_nothing_bare_and_goes_on(run, tmp_path):
+    """Killed in the middle of writing a teacher: the part is in the folder, and gone when the folder is opened again."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    places = {"TMPDIR": str(temporary), "JOBLIB_TEMP_FOLDER": str(temporary)}
+    arguments = [*SMALL, "--seed", "1", "--keep", str(tmp_path / "kept"), "--out", str(tmp_path / "labels.csv")]
+    done = subprocess.run([sys.executable, "-c", STOPPED, "3", *arguments], env={**os.environ, **places}, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    kept = tmp_path / "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "temporary"]
+    assert not [path for path in temporary.rglob("*") if path.is_file()]
+    assert kept.stat().st_mode & 0o777 == 0o700
+    assert [path.name[:14] for path in kept.glob(".*")] == [".teacher-00003"]
+    assert len(list(kept.glob("teacher-*"))) == 3
+    found = document(run, "--keep", kept)
+    assert not list(kept.glob(".*"))
+    assert found == document(run)  # as if it had never stopped
 
 
 def test_labels_are_written_as_a_table(run, tmp_path):
@@ -93,15 +227,16 @@ def test_people_read_what_it_means(run):
         ["--bound", "none"],
         ["--accounting", "loose"],
         ["--go-on", "--variant", "upsample"],
-        ["--votes", "README.md"],
+        ["--keep", __file__],
+        ["--keep", str(Path(__file__).parent)],
         ["--labels", "0"],
         ["--epsilon", "inf,1"],
         ["--reserve", "2"],
         ["--bound", "dependent", "--accounting", "exact"],
-        ["--votes", "/nowhere/votes"],
+        ["--keep", "/dev/null/kept"],
         ["--noise", "1e200"],
     ],
-    ids=" ".join,
+    ids=lambda given: " ".join(Path(part).name for part in given),
 )
 def test_bad_input_ends_with_one_sentence_and_exit_code_2(run, arguments):
     code, out, err = run(*SMALL, *arguments)

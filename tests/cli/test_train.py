@@ -1,6 +1,5 @@
 """`sartor train`: data and budgets in; a model, an account and a page in one folder, with nothing of one holder in what is shown."""
 
-import csv
 import json
 import re
 import stat
@@ -16,7 +15,7 @@ import sartor
 from sartor.cli.train import _DEFAULTS, _prepared
 from sartor.data import load
 from sartor.models import registry
-from sartor.models.tables import Logistic
+from sartor.sgd import PrivateOptimizer
 
 FAST = ("--accountant", "rdp", "--steps", "20")
 DIGITS = ("train", "--dataset", "digits", *FAST)
@@ -51,22 +50,6 @@ def people(count, seed=0):
             }
         )
     return rows
-
-
-@pytest.fixture
-def file(tmp_path):
-    def write(name, content):
-        path = tmp_path / name
-        if isinstance(content, str):
-            path.write_text(content)
-            return path
-        with open(path, "w", newline="") as out:
-            writer = csv.DictWriter(out, list(content[0]))
-            writer.writeheader()
-            writer.writerows(content)
-        return path
-
-    return write
 
 
 @pytest.fixture
@@ -108,15 +91,12 @@ def test_the_run_folder_holds_what_it_should_with_sensitive_files_for_the_owner_
         "plan.json",
         "plan-all.json",
         "budgets.npz",
-        "checkpoint",
         "model.safetensors",
         "account.json",
         "report.html",
     }
     assert {path.name for path in folder.iterdir()} == expected
     assert mode(folder / "budgets.npz") == mode(folder / "plan-all.json") == 0o600
-    assert mode(folder / "checkpoint") == 0o700
-    assert all(mode(path) == 0o600 for path in (folder / "checkpoint").rglob("*") if path.is_file())
     account = json.loads((folder / "account.json").read_text())
     assert (account["steps"], account["planned_steps"], account["private"]) == (20, 20, False)
     assert json.loads((folder / "plan.json").read_text())["groups"][0]["holders"] == 489
@@ -179,11 +159,10 @@ def test_a_file_of_budgets_follows_the_rows_by_key(run, file, tmp_path):
         del row["consent"]
     arguments = ("train", "--table", file("census.csv", rows), "--schema", file("s.toml", SCHEMA), "--budgets", file("b.csv", budgets))
     code, _, err = run(*arguments, "--delta", "1e-4", *FAST, "--out", tmp_path / "run")
-    assert code == 0
-    assert "HeldOut" in err
+    assert (code, err) == (0, "")
     age = {row["person"]: row["age"] for row in rows}
     with np.load(tmp_path / "run/budgets.npz") as kept:
-        assert len(kept["holders"]) == 240
+        assert len(kept["holders"]) == 300
         assert kept["holders"].tolist() == sorted(kept["holders"])  # the order of the table, not of the file
         assert kept["epsilon"].tolist() == [1 + int(age[name] >= 50) for name in kept["holders"]]
 
@@ -256,15 +235,15 @@ def test_building_a_model_leaves_torchs_generator_alone():
 
 
 def stop_at(monkeypatch, call):
-    """Has the person at the terminal press Ctrl-C in the middle of training."""
-    forward, calls = Logistic.forward, iter(range(10**6))
+    """Has the person at the terminal press Ctrl-C in the middle of training; the model is left alone, for another one is not continued."""
+    step, calls = PrivateOptimizer.step, iter(range(10**6))
 
-    def interrupted(self, inputs):
+    def interrupted(self, closure=None):
         if next(calls) == call:
             raise KeyboardInterrupt
-        return forward(self, inputs)
+        step(self, closure)
 
-    monkeypatch.setattr(Logistic, "forward", interrupted)
+    monkeypatch.setattr(PrivateOptimizer, "step", interrupted)
 
 
 def test_an_interrupted_run_continues_to_the_same_model(run, tmp_path, monkeypatch):
@@ -344,7 +323,7 @@ def test_stopping_without_a_folder_says_that_nothing_was_kept(run, monkeypatch):
         (("--resume", "--out", "/nowhere"), "no checkpoint in /nowhere"),
         (("--resume", "--out", "/nowhere", "--steps", "5"), "leave out --steps"),
         (("--config", "/nowhere.toml"), "cannot be read"),
-        (("--dataset", "digits", "--out", "/proc/nothing/here"), "cannot be written"),
+        (("--dataset", "digits", "--out", str(Path(__file__) / "here")), "cannot be written"),
     ],
 )
 def test_bad_input_ends_with_one_sentence_and_exit_code_2(run, arguments, words):

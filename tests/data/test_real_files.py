@@ -71,6 +71,6 @@ def test_a_real_table_with_keys():
     bounds = {"age": (18, 100), "educ": (1, 16), "income": (0, 500_000)}
     categories = {"sex": ["0", "1"], "race": [str(i) for i in range(1, 7)]}
     with pytest.warns(HeldOut):
-        data = read_table(path, "married", id_column="pid", bounds=bounds, categories=categories, classes=["0", "1"])
-    assert (len(data.train), len(data.test), data.shape) == (800, 200, (11,))
+        data = read_table(path, "married", id_column="pid", bounds=bounds, categories=categories, classes=["0", "1"], test_share=0.2)
+    assert (len(data.train), len(data.held_out), data.shape) == (800, 200, (11,))
     assert len(set(data.holders)) == 800

@@ -68,12 +68,14 @@ def check_rows(data):
 
 def test_levels_and_keys_follow_the_rows_through_the_split(table):
     with pytest.warns(HeldOut):
-        data = read_table(table, "paid", id_column="person", budget_column="level", policy=POLICY, drop=["epsilon"], **PUBLIC)
+        data = read_table(
+            table, "paid", id_column="person", budget_column="level", policy=POLICY, drop=["epsilon"], test_share=0.2, **PUBLIC
+        )
     persons = check_rows(data)
-    assert (len(data.train), len(data.test)) == (32, 8)
+    assert (len(data.train), len(data.held_out), len(data.test)) == (32, 8, 0)
     assert data.budgets.epsilon.tolist() == [i % 3 + 1 for i in persons]
     assert data.budgets.names == data.holders
-    tested = np.rint(data.test.tensors[0][:, 0].numpy() * 100).astype(int)
+    tested = np.rint(data.held_out.tensors[0][:, 0].numpy() * 100).astype(int)
     assert sorted([*persons, *tested]) == list(range(40))
 
 
@@ -100,15 +102,15 @@ def test_with_a_public_table_every_row_is_trained_on_and_nothing_warns(table, pu
 
 def test_held_out_rows_are_announced_as_unprotected(table):
     with pytest.warns(HeldOut, match="not protected"):
-        data = read_table(table, "paid", features=["age"], bounds=BOUNDS, classes=["no", "yes"])
+        data = read_table(table, "paid", features=["age"], bounds=BOUNDS, classes=["no", "yes"], test_share=0.2)
     assert "not protected" in data.notes[0]
     assert data.shape == (1,)
 
 
 def held(table, seed):
     with pytest.warns(HeldOut):
-        data = read_table(table, "paid", features=["age"], bounds=BOUNDS, classes=["no", "yes"], seed=seed)
-    return data.test.tensors[0][:, 0].tolist()
+        data = read_table(table, "paid", features=["age"], bounds=BOUNDS, classes=["no", "yes"], seed=seed, test_share=0.2)
+    return data.held_out.tensors[0][:, 0].tolist()
 
 
 def test_the_seed_decides_who_is_held_out(table):
@@ -122,14 +124,14 @@ def test_held_out_rows_lend_nothing_to_the_scale(tmp_path, table):
     rows[tested]["age"] = "1000"
     path = write(tmp_path / "outlier.csv", rows)
     with pytest.warns(HeldOut), pytest.warns(PrivateScaling):
-        data = read_table(path, "paid", features=["age"], classes=["no", "yes"])
+        data = read_table(path, "paid", features=["age"], classes=["no", "yes"], test_share=0.2)
     assert data.train.tensors[0].max() == 1
-    assert data.test.tensors[0].max() == 1
+    assert data.held_out.tensors[0].max() == 1
 
 
-def test_a_share_of_0_trains_on_everybody(table):
-    data = read_table(table, "paid", features=["age"], bounds=BOUNDS, classes=["no", "yes"], test_share=0)
-    assert (len(data.train), len(data.test)) == (40, 0)
+def test_without_a_share_everybody_is_trained_on(table):
+    data = read_table(table, "paid", features=["age"], bounds=BOUNDS, classes=["no", "yes"])
+    assert (len(data.train), len(data.test), data.held_out) == (40, 0, None)
 
 
 def test_what_is_taken_from_private_rows_is_warned_of_by_column(table, public):
@@ -153,23 +155,6 @@ def test_a_row_alone_decides_its_features_when_everything_is_given(tmp_path, pub
     same = (before.train.tensors[0] == after.train.tensors[0]).all(1)
     assert (~same).nonzero().ravel().tolist() == [7]
     assert after.train[7][0].tolist() == [1.0, 0.0, 0.0, 0.5]
-
-
-def test_rows_of_one_person_are_held_out_together(tmp_path):
-    rows = people()
-    for i, row in enumerate(rows):
-        row["person"] = f"key{i // 4}"
-    path = write(tmp_path / "visits.csv", rows)
-    with pytest.warns(HeldOut):
-        data = read_table(path, "paid", id_column="person", features=["age"], bounds=BOUNDS, classes=["no", "yes"])
-    assert (len(data.train), len(set(data.holders))) == (32, 8)
-    tested = {round(x.item() * 100) // 4 for x in data.test.tensors[0][:, 0]}
-    assert not {f"key{i}" for i in tested} & set(data.holders)
-    assert "more than one row" in data.notes[-1]
-    with pytest.raises(SartorError, match="protect rows and not holders"):
-        read_table(
-            path, "paid", id_column="person", budget_column="level", policy=POLICY, features=["age"], bounds=BOUNDS, classes=["no", "yes"]
-        )
 
 
 @pytest.mark.parametrize(
@@ -199,30 +184,38 @@ def test_rows_of_one_person_are_held_out_together(tmp_path):
         ({"test": "nowhere.csv"}, "no table nowhere.csv"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_the_column(table, arguments, words):
-    given = {"target": "paid", "features": ["age", "sex", "hours"], "test": table, **PUBLIC, **arguments}
+def test_what_cannot_be_used_is_refused_with_the_column(table, public, arguments, words):
+    given = {"target": "paid", "features": ["age", "sex", "hours"], "test": public, **PUBLIC, **arguments}
     with pytest.raises(SartorError, match=words):
         read_table(table, **given)
 
 
-def test_missing_numbers_need_bounds(tmp_path, table):
+def test_missing_numbers_need_bounds(tmp_path, public):
     rows = people()
     rows[3]["age"] = "?"
     path = write(tmp_path / "gaps.csv", rows)
     with pytest.raises(SartorError, match=r'1 of 40 rows have no finite number in the column "age": give its bounds'):
-        read_table(path, "paid", features=["age"], test=table, classes=["no", "yes"])
-    data = read_table(path, "paid", features=["age"], test=table, classes=["no", "yes"], bounds=BOUNDS)
+        read_table(path, "paid", features=["age"], test=public, classes=["no", "yes"])
+    data = read_table(path, "paid", features=["age"], test=public, classes=["no", "yes"], bounds=BOUNDS)
     assert data.train[3][0].tolist() == [0.5]
 
 
 @pytest.mark.parametrize(("column", "words"), [("person", "have no key"), ("paid", "have no class"), ("epsilon", "a number in every row")])
-def test_missing_keys_classes_and_budgets_are_counted(tmp_path, table, column, words):
+def test_missing_keys_classes_and_budgets_are_counted(tmp_path, public, column, words):
     rows = people()
     rows[3][column] = ""
     path = write(tmp_path / "gaps.csv", rows)
     with pytest.raises(SartorError, match=words):
         read_table(
-            path, "paid", id_column="person", budget_column="epsilon", delta=1e-5, features=["age"], test=table, bounds=BOUNDS, test_share=0
+            path,
+            "paid",
+            id_column="person",
+            budget_column="epsilon",
+            delta=1e-5,
+            features=["age"],
+            test=public,
+            bounds=BOUNDS,
+            test_share=0,
         )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from sartor import confidential
 from sartor.accounting import Accountant, Bounds, SampledGaussian, epsilon, spend
+from sartor.accounting.spending import ACCOUNTANTS
 from sartor.cli.output import print_json, show, working
 from sartor.errors import SartorError
 from sartor.numbers import from_json_number, to_json_number
@@ -80,16 +81,20 @@ def _of_plan(plan: Plan, steps: int | None) -> list[dict[str, Any]]:
     delta = plan.delta * (1 - plan.reserve)
     other[finite] = spend(plan.rate[finite], plan.noise_multipliers[finite], taken[finite], delta[finite], name)
     both = {plan.accountant: own, name: other}
-    rows = []
-    for run in confidential.rows(plan.holders):
-        columns = {"epsilon": plan.epsilon, "delta": plan.delta, "rdp": both["rdp"], "pld": both["pld"]}
-        row: dict[str, Any] = {key: confidential.shown(values, run, plan.holders) for key, values in columns.items()}
-        rows.append({**row, "holders": int(plan.holders[run].sum())})
-    return rows
+    view = plan.view
+    return [
+        {
+            "epsilon": view.value(plan.epsilon, row),
+            "delta": view.value(plan.delta, row),
+            **{key: view.spent(both[key], row) for key in ACCOUNTANTS},
+            "holders": view.people(row),
+        }
+        for row in view.rows()
+    ]
 
 
 def _of_merged(document: dict[str, Any], steps: int | None) -> list[dict[str, Any]]:
-    """A document with merged rows: the costliest mechanism that each row's ranges allow."""
+    """A document with merged rows: what the costliest mechanism that each row's ranges allow costs, as the row may show it."""
     try:
         whole = int(from_json_number(document["steps"]))
         reserve = from_json_number(document.get("reserve", 0.0))
@@ -109,12 +114,17 @@ def _of_row(group: dict[str, Any], whole: int, taken: int, reserve: float) -> di
     worst = SampledGaussian(min(ends["rate"][1], 1.0), ends["noise_multiplier"][0], int(np.clip(taken - first, 0, last - first)))
     if not (0 < delta < 1 and ends["rate"][0] >= 0):
         raise ValueError
-    if np.isinf(ends["epsilon"][0]):
-        cost = {"rdp": np.inf, "pld": np.inf}
-    else:
-        numbers = (worst.rate, worst.noise_multiplier, worst.steps, delta)
-        cost = {"rdp": float(spend(*numbers, "rdp")[0]), "pld": float(spend(*numbers, "pld")[0])}
-    return {"epsilon": _shown(ends["epsilon"]), "delta": _shown(ends["delta"]), **cost, "holders": int(group["holders"])}
+    numbers = (worst.rate, worst.noise_multiplier, worst.steps, delta)
+    public = np.isinf(ends["epsilon"][0])
+    cost = {name: np.inf if public else float(spend(*numbers, name)[0]) for name in ACCOUNTANTS}
+    budget, merged = _shown(ends["epsilon"]), any(isinstance(group[key], list) for key in ("epsilon", "delta"))
+    own = not merged and not isinstance(group["spent"], list)
+    return {
+        "epsilon": budget,
+        "delta": _shown(ends["delta"]),
+        **{name: confidential.spend_beside(budget, (value, value), merged=merged, own=own) for name, value in cost.items()},
+        "holders": int(group["holders"]),
+    }
 
 
 def _ends(value: Any) -> tuple[float, float]:
@@ -122,36 +132,21 @@ def _ends(value: Any) -> tuple[float, float]:
     return from_json_number(pair[0]), from_json_number(pair[1])
 
 
-def _shown(ends: tuple[float, float]) -> float | tuple[float, float]:
+def _shown(ends: tuple[float, float]) -> confidential.Shown:
     return ends[0] if ends[0] == ends[1] else ends
 
 
 def _print_groups(rows: list[dict[str, Any]], json: bool) -> None:
     if json:
-        groups = [
-            {key: [to_json_number(v) for v in value] if isinstance(value, tuple) else _plain(value) for key, value in row.items()}
-            for row in rows
-        ]
-        print_json({"groups": groups})
+        figures = ("epsilon", "delta", *ACCOUNTANTS)
+        print_json({"groups": [{**{key: confidential.to_json(row[key]) for key in figures}, "holders": row["holders"]} for row in rows]})
         return
     from rich import box
     from rich.table import Table
 
-    ranges = any(isinstance(row["epsilon"], tuple) for row in rows)
-    title = "what the plan costs, by both accountants" + (" (where a row is a range, at most)" if ranges else "")
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title="what the plan costs, by both accountants", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("epsilon", "delta", "holders", "rdp", "pld"):
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(*(_cell(row[name]) for name in ("epsilon", "delta", "holders", "rdp", "pld")))
+        table.add_row(*(confidential.text(row[name], ".5g") for name in ("epsilon", "delta", "holders", "rdp", "pld")))
     show(table)
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int) else to_json_number(value)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"{value[0]:.2g} to {value[1]:.2g}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.5g}"

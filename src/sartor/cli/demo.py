@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,7 +11,9 @@ import typer
 
 import sartor
 from sartor.cli.output import initial_weights, print_json, say, show, working
+from sartor.confidential import text
 from sartor.errors import SartorError
+from sartor.files import check_place, write_public
 from sartor.numbers import numbers
 
 _SHARE, _DELTA = (0.34, 0.43, 0.23), 1e-4
@@ -34,6 +35,7 @@ def demo(
     from sartor.data import load
     from sartor.report.demonstration import Trial, demonstration_page
 
+    check_place(page)
     start = time.perf_counter()
     data = load("digits")
     holders = len(data.train)
@@ -115,13 +117,16 @@ def _meaning(trials: list[Any], seeds: int, allowed: Sequence[float]) -> list[st
     none, uniform, sample, scale = (by[scheme] for scheme in ("none", *_PRIVATE))
     gained = {trial.scheme: 100 * (trial.accuracy - uniform.accuracy) for trial in (sample, scale)}
     runs = f"{seeds} runs" if seeds > 1 else "a single run, so none"
+    strict, *_, open_ = sample.plan.view.rows()
+    uses = [text(sample.plan.view.value(sample.plan.expected_uses, row), ".0f") for row in (strict, open_)]
+    clips = [text(scale.plan.view.value(scale.plan.clips, row), ".2f") for row in (strict, open_)]
     return [
         f"uniform is what libraries without individual budgets do: the strictest people's epsilon {min(allowed):g} sets the noise for all, "
         f"and accuracy falls from {none.accuracy:.1%} without privacy to {uniform.accuracy:.1%}.",
-        f"sample draws people by their budget: {gained['sample']:+.1f} points. Strict people are used {sample.plan.expected_uses[0]:.0f} "
-        f"times, open ones {sample.plan.expected_uses[-1]:.0f} times.",
-        f"scale clips people by their budget: {gained['scale']:+.1f} points. A strict person's gradient counts at most "
-        f"{scale.plan.clips[0]:.2f}, an open person's {scale.plan.clips[-1]:.2f}.",
+        f"sample draws people by their budget: {gained['sample']:+.1f} points. Strict people are used {uses[0]} times, open ones {uses[1]} "
+        "times.",
+        f"scale clips people by their budget: {gained['scale']:+.1f} points. A strict person's gradient counts at most {clips[0]}, an open "
+        f"person's {clips[1]}.",
         "In every private run nobody spends more than they allowed. The three share all settings, and their learning rate is the one that "
         f"is best for uniform; ± is one standard deviation ({runs}).",
     ]
@@ -153,8 +158,5 @@ def _as_json(trial: Any) -> dict[str, Any]:
 
 
 def _write(path: str, content: str) -> None:
-    try:
-        Path(path).write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise SartorError(f"{path} cannot be written: {error.strerror}.") from error
+    write_public(path, content)
     say(f"wrote {path}.")

@@ -15,15 +15,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sartor import confidential
 from sartor.cli.output import print_json, show, working
 from sartor.errors import Infeasible, SartorError
-from sartor.files import write_private
+from sartor.federated.enrolment import Limits
+from sartor.files import write_private, write_public
 
 if TYPE_CHECKING:
     from sartor.federated.task import Settings
@@ -48,6 +50,10 @@ def federate(
     delta: Annotated[str, typer.Option(help="Delta, one for all or one per group.")] = "1e-4",
     budgets: Annotated[str | None, typer.Option(help="CSV of holder,epsilon[,delta] or holder,level by client.", metavar="FILE")] = None,
     policy: Annotated[str | None, typer.Option(help="TOML that maps levels to numbers.", metavar="FILE")] = None,
+    floor: Annotated[float, typer.Option(help="Clients with an epsilon below this take no part.")] = Limits.floor,
+    ceiling: Annotated[float, typer.Option(help="Nor do those above this, unless theirs is inf.")] = Limits.ceiling,
+    delta_floor: Annotated[float, typer.Option(help="Clients with a delta below this take no part.")] = Limits.delta_floor,
+    delta_ceiling: Annotated[float, typer.Option(help="Nor do those above this.")] = Limits.delta_ceiling,
     scheme: Annotated[str, typer.Option(help="sample, scale, hybrid, uniform, or none (no privacy).")] = "sample",
     mix: Annotated[float | None, typer.Option(help="hybrid: share of sampling, in [0, 1].")] = None,
     public_rate: Annotated[float | None, typer.Option(help="Rate of public clients.")] = None,
@@ -94,12 +100,12 @@ def federate(
     settings, options = _asked(given)
     if out is not None:
         settings = _of_run(Path(out), settings, seed)
-    task = _checked(settings, options)
+    task, taken = _checked(settings, options)
     if out is not None:
         _keep(Path(out), settings)
     with tempfile.TemporaryDirectory(prefix="sartor-") as temporary:
         folder = (Path(out or temporary) / _LEDGER).resolve()
-        options.update(folder=str(folder), min_clients=task.clients, wait=_WAIT)
+        options.update(folder=str(folder), min_clients=taken, wait=_WAIT)
         if not json:
             show(_introduction(given, task))
         start = time.perf_counter()
@@ -177,6 +183,7 @@ def _asked(given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
         "clip": _NO_CLIP if none else given["clip"],
         "accountant": given["accountant"],
         "adaptive": None if given["adaptive_clip"] is None else {"quantile": given["adaptive_clip"], "noise": given["count_noise"]},
+        "limits": asdict(Limits(given["floor"], given["ceiling"], given["delta_floor"], given["delta_ceiling"])),
         "optimizer": given["server_optimizer"],
         "lr": given["server_lr"],
         "momentum": given["server_momentum"],
@@ -220,28 +227,32 @@ def _keep(folder: Path, settings: Settings) -> None:
     write_private(folder / _SETTINGS, text.dumps(settings.to_json()).encode())
 
 
-def _checked(settings: Settings, options: dict[str, Any]) -> Any:
-    """The task of these settings, read and planned once here, so that what is wrong is said before an engine starts."""
+def _checked(settings: Settings, options: dict[str, Any]) -> tuple[Any, int]:
+    """The task of these settings and how many clients take part, planned once here: what is wrong is said before an engine starts."""
     import numpy as np
 
+    from sartor.federated.enrolment import enrol
     from sartor.federated.plan import AdaptiveClip, plan
     from sartor.federated.server import ServerOptimizer
     from sartor.federated.task import task
 
-    ServerOptimizer([np.zeros(1)], options["optimizer"], lr=options["lr"], momentum=options["momentum"])
+    ServerOptimizer({"any": np.zeros(1)}, options["optimizer"], lr=options["lr"], momentum=options["momentum"])
     with working("reading the data"):
         found = task(settings)
         found.network()
-    left_out = ("optimizer", "lr", "momentum", "every", "seed", "adaptive")
+    left_out = ("optimizer", "lr", "momentum", "every", "seed", "adaptive", "limits")
     wanted = {name: value for name, value in options.items() if name not in left_out}
     with working("planning"):
-        made = plan(found.budgets, **wanted)
+        allowed = zip(found.budgets.epsilon.tolist(), found.budgets.delta.tolist(), strict=True)
+        declared = {str(client): {"epsilon": epsilon, "delta": delta} for client, (epsilon, delta) in enumerate(allowed)}
+        enrolled = enrol(declared, limits=Limits(**options["limits"]))
+        made = plan(enrolled.budgets, **wanted)
         if options["adaptive"] is not None:
             try:
                 replace(made, adaptive=AdaptiveClip(**options["adaptive"]))
             except Infeasible as error:
                 raise Infeasible(f"{str(error).rstrip('.')} (--count-noise, --per-round, or no --adaptive-clip).") from None
-    return found
+    return found, len(enrolled.keys)
 
 
 def _simulated(settings: Settings, options: dict[str, Any], clients: int, _: str | None) -> dict[str, Any]:
@@ -301,21 +312,23 @@ def _connection(folder: Path, address: str) -> dict[str, str]:
     """What tells Flower where the SuperLink is: its own configuration by name, or an address on this machine, which needs no encryption."""
     if ":" not in address:
         return {}
-    (folder / "config.toml").write_text(f'[superlink]\ndefault = "sartor"\n\n[superlink.sartor]\naddress = "{address}"\ninsecure = true\n')
+    connection = f'[superlink]\ndefault = "sartor"\n\n[superlink.sartor]\naddress = "{address}"\ninsecure = true\n'
+    write_public(folder / "config.toml", connection)
     return {"FLWR_HOME": str(folder)}
 
 
 def _write_app(folder: Path, settings: Settings, options: dict[str, Any]) -> None:
     """A Flower app with these settings in its configuration."""
     folder.mkdir()
-    (folder / "sartor_app.py").write_text(
-        '"""Sartor\'s own client and server."""\n\nfrom sartor.federated.app import client, server\n\n__all__ = ["client", "server"]\n'
+    write_public(
+        folder / "sartor_app.py",
+        '"""Sartor\'s own client and server."""\n\nfrom sartor.federated.app import client, server\n\n__all__ = ["client", "server"]\n',
     )
     lines = ["[project]", 'name = "sartor-federate"', 'version = "1.0.0"', "dependencies = []", ""]
     lines += ["[tool.flwr.app]", 'publisher = "sartor"', "", "[tool.flwr.app.components]"]
     lines += ['serverapp = "sartor_app:server"', 'clientapp = "sartor_app:client"', "", "[tool.flwr.app.config]"]
     lines += [f"settings = {text.dumps(text.dumps(settings.to_json()))}", f"strategy = {text.dumps(text.dumps(options))}"]
-    (folder / "pyproject.toml").write_text("\n".join(lines) + "\n")
+    write_private(folder / "pyproject.toml", ("\n".join(lines) + "\n").encode())
 
 
 def _introduction(given: dict[str, Any], task: Any) -> str:
@@ -323,6 +336,7 @@ def _introduction(given: dict[str, Any], task: Any) -> str:
     return (
         f"data: {task.data.name}, {task.clients} clients with {sizes[0]} to {sizes[-1]} rows ({given['split']})\n"
         f"rounds: {given['rounds']} with {given['per_round']:g} clients expected in each, {given['epochs']} epochs of a client\n"
+        f"taken: {Limits(given['floor'], given['ceiling'], given['delta_floor'], given['delta_ceiling'])}; other clients take no part\n"
         "one holder: a client with all its rows\n"
     )
 
@@ -331,7 +345,7 @@ def _conclusion(found: dict[str, Any], given: dict[str, Any], folder: Path) -> s
     lines = [f"Accuracy on the public test rows: {found['accuracy']:.1%} ({found['rounds']} rounds in {found['seconds']:.0f} s)", ""]
     lines += [f"{'epsilon':>14} {'clients':>10} {'spent':>14}"]
     for row in found["groups"]:
-        lines.append(f"{_cell(row['epsilon']):>14} {row['holders']:>10,} {_cell(row['spent']):>14}")
+        lines.append(f"{confidential.text(row['epsilon']):>14} {row['holders']:>10,} {confidential.text(row['spent']):>14}")
     lines.append("")
     if not found["plan"]["noise_multiplier"]:
         lines.append("All clients are public: there was no noise, and the run protects nobody.")
@@ -349,9 +363,3 @@ def _kept(given: dict[str, Any], folder: Path) -> str:
     if given["out"] is None:
         return f"Nothing was kept on this machine; on the server app's, if it is another, the run is in {folder}."
     return f"The run is in {folder} on the server app's machine; {given['out']} on this one has its settings."
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return " to ".join(str(end) for end in value)
-    return value if isinstance(value, str) else f"{value:.4g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 from sartor.budgets import Budgets, Policy
 from sartor.errors import SartorError
+from sartor.files import same
 from sartor.numbers import numbers
 
 
@@ -55,6 +57,12 @@ def initial_weights(seed: int | None) -> Iterator[None]:
         else:
             torch.manual_seed(seed)
         yield
+
+
+def refuse_inputs(out: str | os.PathLike[str], *inputs: str | None) -> None:
+    """Refuse to write in the place of a file that the command reads, by whatever name or link."""
+    if any(same(out, path) for path in inputs if path is not None):
+        raise SartorError(f"--out {out} is a file that this command reads: write elsewhere.")
 
 
 def budgets_from(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import os
-import secrets
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +11,10 @@ import numpy as np
 import typer
 
 from sartor import Budgets
-from sartor.cli.output import budgets_from, print_json, say, show, working
+from sartor.cli.output import budgets_from, print_json, refuse_inputs, say, show, working
+from sartor.confidential import text
 from sartor.errors import SartorError
+from sartor.files import write_public
 
 _EPOCHS = {"mnist": 20, "digits": 40, "adult": 1}
 
@@ -40,8 +41,13 @@ def pate(
     go_on: Annotated[bool, typer.Option("--go-on", help="Go on without the groups that are out (weight, vanish).")] = False,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of each teacher, for networks.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that train teachers; otherwise one for each core.")] = None,
-    keep: Annotated[str | None, typer.Option(metavar="DIR", help="Keep finished teachers here (sensitive), to go on after a stop.")] = None,
-    votes: Annotated[str | None, typer.Option(metavar="FILE", help="Keep votes and account here, or aggregate those in it again.")] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep teachers, votes and account here (sensitive): to go on after a stop, and to label again out of what is left.",
+        ),
+    ] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Write the labels here, as a CSV of query,label.")] = None,
     seed: Annotated[int | None, typer.Option(help="For tests: a seeded run can be repeated, and is not private.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -70,14 +76,18 @@ def pate(
     plan = plan_pate(own, variant, teachers=count, aggregator=kind, tune=tune)  # type: ignore[arg-type]
     options = {"bound": bound, "accountant": _accountant(accounting), "labels": labels, "go_on": go_on}
     check_options(plan, bound, go_on, _accountant(accounting))
-    for path in (votes, out):
-        if path is not None and not os.access(Path(path).resolve().parent, os.W_OK):
-            raise SartorError(f"{path} cannot be written: there is no such folder, or it is not yours.")
-    stored = _votes(work, own, plan, {"epochs": epochs, "workers": workers, "folder": keep, "seed": seed}, votes)
-    found = stored.aggregate(**options, stream=None if seed is None else Stream(seed))
     if out is not None:
-        _write_labels(Path(out), found)
-    report = _report(work, stored, found, seed)
+        _check_out(Path(out), keep, budgets, policy)
+    cast = _cast(work, own, plan, {"epochs": epochs, "workers": workers, "seed": seed}, keep, drawn=budgets is None)
+    found = cast.aggregate(**options, stream=None if seed is None else Stream(seed))
+    if out is not None and len(found):  # what stands there is not replaced by nothing
+        _write_labels(Path(os.path.realpath(out)), found, keep)
+    report = _report(work, cast, found, seed)
+    if out is not None and not len(found):
+        say(f"{_no_label(report)}, and nothing was written to {out}.")
+    elif labels is not None and len(found) < labels:
+        end = "every query was asked" if found.asked.all() else "what the budgets allow is used up"
+        say(f"{len(found):,} of the {labels:,} labels that were wanted were given: {end}.")
     if json:
         print_json(report)
         return
@@ -109,74 +119,73 @@ def _accountant(name: str) -> Any:
     return known[name]
 
 
-def _votes(work: Any, own: Budgets, plan: Any, options: dict[str, Any], path: str | None) -> Any:
-    """The votes in a file, or those of an ensemble that is taught now."""
-    from sartor import pate
-    from sartor.pate.problems import usual_teachers
+def _check_out(path: Path, keep: str | None, *inputs: str | None) -> None:
+    """Whether labels can be written there, and nothing is lost by it: to be known before anybody has paid for them."""
+    from sartor.pate.folder import lies_in
 
-    if path is not None and Path(path).exists():
-        stored = pate.SavedVotes(path)
-        if stored.of != work.name:
-            raise SartorError(f"{path} holds votes on {stored.of}, not on {work.name}.")
-        if plan.to_json() != stored.plan.to_json():
-            raise SartorError(f"{path} holds the votes of another plan: repeat the options that it was made with, or choose another file.")
-        return stored
-    key = None if options["seed"] is None else str(options["seed"]).encode()
-    folder = None if options["folder"] is None else Path(options["folder"])
-    if folder is not None:
-        key, own = _who(folder, own, options["seed"])
-        plan.groups_of(own)
-        options = {**options, "folder": folder / "teachers"}
-    placed = pate.partition(plan, own, key)
-    settings = {**options, "epochs": options["epochs"] or _EPOCHS[work.name]}
-    cast = usual_teachers(work, **settings).votes(work.private, placed.slices(), work.queries)
-    if path is not None:
-        return pate.SavedVotes.create(path, plan, cast, work.classes, of=work.name)
-    return _Unsaved(plan, cast, work.classes)
+    if keep is not None and lies_in(path, keep):
+        raise SartorError(f"--out {path} is the folder of the ensemble or a file of it: write the labels elsewhere.")
+    real = Path(os.path.realpath(path))
+    refuse_inputs(path, *inputs)
+    if os.path.lexists(real) and not (os.path.isfile(real) and os.access(real, os.W_OK)):
+        raise SartorError(f"--out {path} is not a file that can be written: give another.")
+    try:
+        with tempfile.NamedTemporaryFile(dir=real.parent, prefix=f".{real.name}."):
+            pass
+    except OSError as error:
+        raise SartorError(f"--out {path} cannot be written: {error.strerror}.") from None
 
 
-def _who(folder: Path, own: Budgets, seed: int | None) -> tuple[bytes, Budgets]:
-    """The key of the places and who has which budget, kept beside the teachers so that a stopped run finds everyone where they were."""
-    from sartor.documents import read_json
-    from sartor.files import write_private
-
-    path = folder / "who.json"
-    if path.exists():
-        kept = read_json(path, "the record of who is where")
-        return bytes.fromhex(kept["key"]), Budgets(kept["epsilon"], delta=kept["delta"], reserve=own.reserve)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    key = secrets.token_bytes(32) if seed is None else str(seed).encode()
-    document = {"key": key.hex(), "epsilon": own.epsilon.tolist(), "delta": own.delta.tolist()}
-    write_private(path, jsonlib.dumps(document).encode())
-    return key, own
-
-
-class _Unsaved:
-    """Votes that are used once and forgotten."""
+class _Once:
+    """Votes that are in memory alone, aggregated once, and gone."""
 
     def __init__(self, plan: Any, votes: Any, classes: int) -> None:
-        self.plan, self.votes, self.classes = plan, votes, classes
+        self.plan, self._votes, self._classes = plan, votes, classes
         self.account: Any = None
 
     def aggregate(self, **options: Any) -> Any:
         """Labels of the queries."""
         from sartor.pate import aggregate
 
-        found = aggregate(self.plan, self.votes, self.classes, **options)
+        votes, self._votes = self._votes, None
+        found = aggregate(self.plan, votes, self._classes, **options)
         self.account = found.account
         return found
 
 
-def _write_labels(path: Path, found: Any) -> None:
+def _cast(work: Any, own: Budgets, plan: Any, options: dict[str, Any], keep: str | None, *, drawn: bool) -> Any:
+    """An ensemble that has voted: in its folder, where finished teachers are found again, or in memory."""
+    from sartor import pate
+    from sartor.pate.problems import usual_teachers
+
+    key = None if options["seed"] is None else str(options["seed"]).encode()
+    teachers = usual_teachers(work, **{**options, "epochs": options["epochs"] or _EPOCHS[work.name]})
+    if keep is None:
+        votes = teachers.votes(work.private, pate.partition(plan, own, key).slices(), work.queries)
+        return _Once(plan, votes, work.classes)
+    if pate.EnsembleFolder.is_in(keep):
+        folder = pate.EnsembleFolder(keep)
+        folder.check_same(plan, None if drawn else own)  # who has which budget was drawn by lot: as it was drawn first
+    else:
+        folder = pate.EnsembleFolder.create(keep, plan, own, key=key)
+    folder.teach(teachers, work.private, work.queries, work.classes)
+    return folder
+
+
+def _write_labels(path: Path, found: Any, keep: str | None) -> None:
     """The labels that were given, before anything else can fail: people have paid for them."""
     lines = [f"{query},{label}" for query, label in enumerate(found.labels) if label >= 0]
     try:
-        path.write_text("\n".join(["query,label", *lines]) + "\n")
-    except OSError as error:
-        raise SartorError(f"{path} cannot be written: {error.strerror}.") from None
+        write_public(path, "\n".join(["query,label", *lines]) + "\n")
+    except SartorError as error:
+        if keep is None:
+            raise
+        raise SartorError(
+            f"{str(error)[:-1]}; the labels are paid for and kept: sartor.pate.EnsembleFolder({keep!r}).labels[-1]."
+        ) from None
 
 
-def _report(work: Any, stored: Any, found: Any, seed: int | None) -> dict[str, Any]:
+def _report(work: Any, cast: Any, found: Any, seed: int | None) -> dict[str, Any]:
     """What came out, and what everything made of these votes has cost in all."""
     from sartor.pate.student import train_student
 
@@ -186,20 +195,27 @@ def _report(work: Any, stored: Any, found: Any, seed: int | None) -> dict[str, A
     if given.any():
         with working("training the student"):
             student = train_student(_student(work), work.queries, found.labels, work.test, augment=len(work.shape) > 1, seed=seed).accuracy
-    account = stored.account.to_json()
+    account = cast.account.to_json()
     keys = ("epsilon", "holders", "sensitivity", "spent")
     return {
-        "variant": stored.plan.variant,
+        "variant": cast.plan.variant,
         "labels": int(given.sum()),
         "queries": int(found.asked.sum()),
         "label_accuracy": float(np.mean(right)) if given.any() else None,
         "student_accuracy": student,
-        "teachers": stored.plan.teachers,
+        "teachers": cast.plan.teachers,
         "bound": account["bound"],
         "sensitive": account["sensitive"],
         "private": account["private"],
         "groups": [{key: group[key] for key in keys} for group in account["groups"]],
     }
+
+
+def _no_label(report: dict[str, Any]) -> str:
+    """Why there is no label, as the beginning of a sentence."""
+    if report["queries"]:
+        return f"no label was given: too few teachers agreed on each of the {report['queries']:,} queries that were asked"
+    return "no label was given: what the budgets allow is used up"
 
 
 def _student(work: Any) -> Any:
@@ -222,9 +238,11 @@ def _show(work: Any, report: dict[str, Any]) -> None:
     for heading in ("epsilon", "holders", "votes that one holder moves", "spent"):
         table.add_column(heading, justify="right")
     for group in report["groups"]:
-        table.add_row(*(_text(group[key]) for key in ("epsilon", "holders", "sensitivity", "spent")))
+        table.add_row(*(text(group[key]) for key in ("epsilon", "holders", "sensitivity", "spent")))
     show(
-        f"{report['variant']}: {report['teachers']} teachers labelled {report['labels']:,} of {report['queries']:,} queries; "
+        f"{_no_label(report)}."
+        if not report["labels"]
+        else f"{report['variant']}: {report['teachers']} teachers labelled {report['labels']:,} of {report['queries']:,} queries; "
         f"{share(report['label_accuracy'])} of the labels are right, and a student trained on them alone reaches "
         f"{share(report['student_accuracy'])} on {len(work.test):,} public rows."
     )
@@ -233,9 +251,3 @@ def _show(work: Any, report: dict[str, Any]) -> None:
         say("the number of labels and the spends follow the private votes: do not show them; --bound independent has a guarantee.")
     else:
         show("Voting stopped before anyone would have spent more than they allowed.")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return " to ".join(_text(end) for end in value)
-    return f"{value:,}" if isinstance(value, int) else value if isinstance(value, str) else f"{value:.4g}"

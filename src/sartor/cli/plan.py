@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import sartor
-from sartor.cli.output import budgets_from, print_json, say, show, working
+from sartor.cli.output import budgets_from, print_json, refuse_inputs, say, show, working
 
 
 def plan(
@@ -38,6 +38,8 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Turn budgets into rates, clips and noise that honour every one of them."""
+    if out is not None:
+        refuse_inputs(out, budgets, policy)
     people = budgets_from(
         epsilon=epsilon, share=share, holders=holders, delta=delta, budgets=budgets, policy=policy, reserve=reserve, seed=seed
     )
@@ -68,9 +70,6 @@ def plan(
 
 
 def _write(made: sartor.Plan, path: str, all_groups: bool) -> None:
-    try:
-        made.save(path, sensitive=all_groups)
-    except OSError as error:
-        raise sartor.SartorError(f"{path} cannot be written: {error.strerror}.") from error
+    made.save(path, sensitive=all_groups)
     if made.to_json()["merged"] and not all_groups:
         say(f"note: {path} shows groups of fewer than 10 holders merged; --all-groups writes them all, for you alone.")

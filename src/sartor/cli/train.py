@@ -49,6 +49,7 @@ _LISTS = ("epsilon", "share", "delta")
 _NOT_SETTINGS = ("config", "resume", "out", "json")
 _EVALUATIONS = 40
 _CHECKPOINTS = 20
+_HELD_OUT = 0.2  # of the rows
 
 
 def train(
@@ -58,7 +59,11 @@ def train(
         str | None, typer.Option(metavar="FILE", help="A CSV or Parquet table of your own instead, one row per holder.")
     ] = None,
     target: Annotated[str | None, typer.Option(help="Table: the column to predict.")] = None,
-    test: Annotated[str | None, typer.Option(metavar="FILE", help="Table: public test rows; otherwise a fifth is held out.")] = None,
+    test: Annotated[str | None, typer.Option(metavar="FILE", help="Table: public test rows, of others who agreed to that.")] = None,
+    sensitive: Annotated[
+        bool,
+        typer.Option("--sensitive", help="Table: hold a fifth out, and write accuracy on it to held-out.json in --out, for you alone."),
+    ] = False,
     schema: Annotated[str | None, typer.Option(metavar="FILE", help="Table: TOML of public bounds, categories and classes.")] = None,
     id_column: Annotated[str | None, typer.Option(help="Table: the column that names the holder.")] = None,
     arrays: Annotated[str | None, typer.Option(metavar="DIR", help="Arrays x_train, y_train, x_test and y_test instead.")] = None,
@@ -90,7 +95,7 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Train a model so that every holder gets the privacy that they asked for."""
-    given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
+    given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None and value is not False}
     from sartor.report.folder import RunFolder
 
     folder = None if out is None else RunFolder(out)
@@ -105,6 +110,8 @@ def train(
         if folder is not None:
             folder.check_new()
         settings = {**({} if config is None else _read_config(config)), **given}
+        if settings.get("sensitive") and folder is None:
+            raise SartorError("--sensitive writes to a file for you alone in the run's folder: give that with --out.")
     job = _prepared(settings, folder if resume else None)
     if folder is not None and not resume:
         folder.create(job.settings, job.plan, job.budgets)
@@ -149,9 +156,11 @@ def _checked(document: dict[str, Any], name: str) -> dict[str, Any]:
     settings = {}
     for key, value in document.items():
         value = _listed(value) if key in _LISTS else value
-        wanted: Any = next(kind for kind in (int, float, str) if kind in kinds[key].__origin__.__args__)
-        if isinstance(value, bool) or not isinstance(value, (int, float) if wanted is float else wanted):
-            what = {int: "a whole number", float: "a number", str: "a text"}[wanted]
+        own = kinds[key].__origin__
+        wanted: Any = bool if own is bool else next(kind for kind in (int, float, str) if kind in own.__args__)
+        right = isinstance(value, (int, float) if wanted is float else wanted)
+        if not right or (isinstance(value, bool) and wanted is not bool):
+            what = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[wanted]
             raise SartorError(f"in {name}, {key} must be {what}.")
         settings[key] = value
     return settings
@@ -170,7 +179,7 @@ def _prepared(settings: dict[str, Any], resumed: Any) -> _Job:
 
     _check_together(settings)
     with working("reading the data"):
-        data = _data(settings)
+        data = _data(settings, resumed=resumed is not None)
     settings = {**_usual(settings, len(data.train)), **settings}
     if settings["optimizer"] not in ("sgd", "adam"):
         raise SartorError(f'there is no optimizer "{settings["optimizer"]}"; there are sgd and adam.')
@@ -204,7 +213,7 @@ def _check_together(settings: dict[str, Any]) -> None:
     if len(sources) != 1:
         found = f", not {' and '.join(sources)}" if sources else ""
         raise SartorError(f"give the data as one of --dataset, --table or --arrays{found}.")
-    for source, names in {"dataset": ("data",), "table": ("target", "test", "schema", "id_column", "budget_column")}.items():
+    for source, names in {"dataset": ("data",), "table": ("target", "test", "sensitive", "schema", "id_column", "budget_column")}.items():
         strays = [f"--{name.replace('_', '-')}" for name in names if name in settings and source not in settings]
         if strays:
             raise SartorError(f"{strays[0]} goes with --{source}.")
@@ -217,7 +226,7 @@ def _check_together(settings: dict[str, Any]) -> None:
         raise SartorError(f"a seed must be 0 or more, not {settings['seed']}.")
 
 
-def _data(settings: dict[str, Any]) -> Any:
+def _data(settings: dict[str, Any], *, resumed: bool) -> Any:
     from sartor.data import load, read_arrays, read_schema, read_table
 
     if "dataset" in settings:
@@ -227,6 +236,8 @@ def _data(settings: dict[str, Any]) -> Any:
         return read_arrays(settings["arrays"], delta=own)
     known: dict[str, Any] = dict(read_schema(settings["schema"])) if "schema" in settings else {}
     known.update({name: settings[name] for name in ("target", "test", "id_column", "budget_column") if name in settings})
+    if settings.get("sensitive"):
+        known.setdefault("test_share", _HELD_OUT)
     if "target" not in known:
         raise SartorError("--table needs --target, the column to predict.")
     if "budget_column" in known:
@@ -234,6 +245,8 @@ def _data(settings: dict[str, Any]) -> Any:
             known["policy"] = Policy.from_toml(settings["policy"])
         elif own is not None:
             known["delta"] = own
+    if "budgets" in settings and not resumed:
+        known["budgets"] = _allowed(settings)
     return read_table(settings["table"], **known)
 
 
@@ -256,8 +269,10 @@ def _usual(settings: dict[str, Any], rows: int) -> dict[str, Any]:
 
 def _budgets(settings: dict[str, Any], data: Any) -> Budgets:
     """What the holders of the training rows allow, in the order of the rows."""
+    from sartor.data.consent import refuse_budget_features
+
     reserve = settings["reserve"]
-    if not any(way in settings for way in ("epsilon", "budgets")) and data.budgets is not None:
+    if "epsilon" not in settings and data.budgets is not None and ("table" in settings or "budgets" not in settings):
         found: Budgets = data.budgets
         return found.with_reserve(reserve)
     known = dict(settings)
@@ -267,34 +282,24 @@ def _budgets(settings: dict[str, Any], data: Any) -> Budgets:
         known.update(_BUDGETS)
     if "epsilon" in known:
         known.setdefault("delta", _DELTA)
-    people = budgets_from(
-        **{name: known.get(name) for name in ("epsilon", "share", "delta", "budgets", "policy", "seed")},
-        holders=len(data.train) if "epsilon" in known else None,
-        reserve=reserve,
-    )
-    if "budgets" in known:
-        people = _of_rows(people, data, held_out="table" in settings and "test" not in settings)
-    return people
-
-
-def _of_rows(people: Budgets, data: Any, *, held_out: bool) -> Budgets:
-    """The budgets of a file for the training rows: by key where rows have one, otherwise in the file's order."""
-    if data.holders is not None:
-        if held_out:  # the file also names those who were held out
-            trained = set(data.holders)
-            rows = [i for i, name in enumerate(people.names or ()) if name in trained]
-            names = [people.names[i] for i in rows] if people.names else None
-            if not rows:
-                raise SartorError("the file of budgets names none of the holders in the table.")
-            people = Budgets(people.epsilon[rows], delta=people.delta[rows], holders=names, reserve=people.reserve)
-        return people.ordered_as(data.holders)
+    people = _allowed(known, holders=len(data.train) if "epsilon" in known else None)
     if len(people) != len(data.train):
         counts = f"{len(people)} rows for {len(data.train)} training rows"
-        raise SartorError(f"the file of budgets has {counts}: give one for each in their order, or --id-column.")
+        raise SartorError(f"the file of budgets has {counts}: give one for each, in their order.")
+    if "arrays" in known and "budgets" in known:
+        refuse_budget_features(data.train.tensors[0].numpy(), people)
     return people
+
+
+def _allowed(settings: dict[str, Any], holders: int | None = None) -> Budgets:
+    """The budgets that the options describe."""
+    options = {name: settings.get(name) for name in ("epsilon", "share", "delta", "budgets", "policy", "seed")}
+    return budgets_from(**options, holders=holders, reserve=settings.get("reserve", 0.0))
 
 
 def _fitted(job: _Job, folder: Any, resume: bool) -> Any:
+    from sartor.sgd import NotFinite
+
     settings, steps = job.settings, job.plan.steps
     try:
         return sartor.fit(
@@ -313,6 +318,10 @@ def _fitted(job: _Job, folder: Any, resume: bool) -> Any:
             seed=settings.get("seed"),
             max_physical_batch=settings.get("max_physical_batch"),
         )
+    except NotFinite as stop:
+        if folder is not None:
+            folder.write_account({**stop.account.to_json(), "ended": str(stop)})
+        raise
     except KeyboardInterrupt:
         if folder is None:
             say("stopped; nothing was kept, because there is no --out.")
@@ -323,10 +332,12 @@ def _fitted(job: _Job, folder: Any, resume: bool) -> Any:
 
 def _keep(job: _Job, folder: Any, result: Any) -> None:
     from sartor.report.training import training_page
+    from sartor.sgd import evaluate
 
     with working("writing the report"):
-        folder.write_model(result.model)
-        folder.write_json("account.json", result.account.to_json())
+        if job.settings.get("sensitive"):
+            held_out = job.data.held_out
+            folder.write_held_out({"accuracy": evaluate(result.model, held_out)["accuracy"], "rows": len(held_out)})
         page = training_page(
             title=f"{job.data.name}: {job.settings['model']} trained with {job.plan.scheme}",
             facts=_facts(job),
@@ -337,14 +348,14 @@ def _keep(job: _Job, folder: Any, result: Any) -> None:
             history=result.history,
             notes=job.data.notes,
         )
-        folder.write("report.html", page)
+        folder.finish(result.model, result.account.to_json(), page)
 
 
 def _facts(job: _Job) -> dict[str, str]:
     settings, data = job.settings, job.data
     momentum = f", momentum {settings['momentum']:g}" if settings["momentum"] else ""
     return {
-        "data": f"{data.name}: {len(data.train):,} training rows, {len(data.test):,} test rows, {data.classes} classes",
+        "data": f"{data.name}: {len(data.train):,} training rows, {len(data.test):,} public test rows, {data.classes} classes",
         "model": f"{settings['model']}, {sum(parameter.numel() for parameter in job.model.parameters()):,} parameters",
         "optimizer": f"{settings['optimizer']}, learning rate {settings['lr']:g}{momentum}",
         "one holder": "one training row",
@@ -356,9 +367,18 @@ def _introduction(job: _Job) -> str:
 
 
 def _conclusion(job: _Job, result: Any, folder: Any) -> str:
-    from sartor.report.training import SEEDED, meaning
+    from sartor.report.training import NO_FIGURE, SEEDED, meaning
 
-    figure = "There are no test rows." if result.accuracy is None else f"Accuracy on the public test rows: {result.accuracy:.1%}"
-    kept = "Nothing was written: --out keeps the model, its account and a report." if folder is None else f"The run is in {folder.path}."
+    figure = NO_FIGURE if result.accuracy is None else f"Accuracy on the public test rows: {result.accuracy:.1%}"
+    kept = "Nothing was written: --out keeps the model, its account and a report." if folder is None else _kept(job, folder)
     parts = [f"{figure} ({result.steps:,} steps in {result.seconds:.1f} s)", *job.data.notes, "", str(result.account), ""]
     return "\n".join([*parts, meaning(job.plan, result.account.steps), *([SEEDED] if result.account.seeded else []), kept])
+
+
+def _kept(job: _Job, folder: Any) -> str:
+    """Where the run is, what of it may leave, and what may not."""
+    shared, kept = (", ".join(names) for names in folder.shared(job.plan))
+    return (
+        f"The run is in {folder.path}. You may share {shared}. Keep to yourself, as they tell of "
+        f"single people: {kept}. The key of the run's noise is gone."
+    )

@@ -1,7 +1,7 @@
 """Arrays of one's own as data: x_train, y_train, x_test and y_test as .npy, .npy.xz or in one .npz, and budgets beside them.
 
 Floats are taken as they are, bytes are pixels and divided by 255, other integers are tokens. The number of classes and of tokens comes
-from the test rows, which are public, unless it is given. No file is ever unpickled.
+from the test rows, which are public, unless it is given; test rows that are training rows are refused. No file is ever unpickled.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.budgets import Budgets
+from sartor.data.consent import refuse_budget_features
 from sartor.data.dataset import Data, dataset
 from sartor.data.files import Folder, opened, reading, root
+from sartor.data.holders import refuse_trained
 from sartor.errors import SartorError
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -40,14 +42,19 @@ def read_arrays(folder: Folder, *, classes: int | None = None, vocabulary: int |
         vocabulary = _count("tokens", "vocabulary", vocabulary, train, test)
     elif vocabulary is not None:
         raise SartorError(f"x_train in {path} does not hold tokens (integers), so it has no vocabulary.")
+    budgets = _budgets(arrays, delta)
+    if budgets is not None and len(budgets) == len(train):
+        refuse_budget_features(train, budgets)
+    training, testing = dataset(_inputs(train, "x_train"), labels["train"]), dataset(_inputs(test, "x_test"), labels["test"])
+    refuse_trained((training,), testing)
     return Data(
         path.stem,
-        dataset(_inputs(train, "x_train"), labels["train"]),
-        dataset(_inputs(test, "x_test"), labels["test"]),
+        training,
+        testing,
         classes=_count("classes", "classes", classes, labels["train"], labels["test"]),
         shape=train.shape[1:],
         vocabulary=vocabulary,
-        budgets=_budgets(arrays, delta),
+        budgets=budgets,
     )
 
 

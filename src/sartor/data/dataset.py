@@ -1,5 +1,8 @@
 """One shape for all data: training rows that belong to holders, test rows that are public, and what a model must know of both.
 
+Rows that were held out of a private table are neither: they are not trained on, no budget covers them, and figures about them are
+sensitive.
+
 Inputs are float32, or int64 where they are tokens; labels are int64. Row i of `train` belongs to holder i, and `budgets` and `holders`,
 where there are any, are in the order of those rows. Nothing here prints a record, a key or a budget.
 """
@@ -22,7 +25,8 @@ class Data:
     """Training and test rows, the classes, the shape of one input, and who holds the rows.
 
     `vocabulary` is how many tokens there are, padding (token 0) included, where inputs are tokens. `holders` are the keys of the training
-    rows, where the source has any. `notes` say in words what a reader of results should know about the source.
+    rows, where the source has any. `held_out` are private rows that are not trained on. `notes` say in words what a reader of results
+    should know about the source.
     """
 
     name: str
@@ -34,12 +38,14 @@ class Data:
     holders: tuple[str, ...] | None = None
     budgets: Budgets | None = None
     notes: tuple[str, ...] = ()
+    held_out: TensorDataset | None = None
 
     def __post_init__(self) -> None:
         for what, rows in (("keys of holders", self.holders), ("budgets", self.budgets)):
             if rows is not None and len(rows) != len(self.train):
                 raise SartorError(f"{self.name} has {len(self.train)} training rows but {len(rows)} {what}; give one for each row.")
-        for part, pairs in (("training", self.train), ("test", self.test)):
+        held = () if self.held_out is None else (("held-out", self.held_out),)
+        for part, pairs in (("training", self.train), ("test", self.test), *held):
             inputs, labels = pairs.tensors
             if tuple(inputs.shape[1:]) != self.shape:
                 raise SartorError(f"the {part} rows of {self.name} have shape {tuple(inputs.shape[1:])} instead of {self.shape}.")

@@ -1,9 +1,10 @@
 """A table of one's own as data: which columns are features, whose row it is, and what each holder allows.
 
 Bounds, categories and classes should be given: they are then public, and features reveal nothing but what training protects. What is not
-given is taken from the training rows, which no budget covers, and the warning `PrivateScaling` names the columns. Test rows should come
-from a file of their own, of people who agreed to that; otherwise some rows are held out, never trained on, and the warning `HeldOut` says
-that figures about them protect nobody. Messages name columns and count rows; they never show a value.
+given is taken from the training rows, which no budget covers, and the warning `PrivateScaling` names the columns. Test rows come from a
+file of their own, of people who agreed to that, and are none of the training rows. Rows that are held out of the private table instead are
+never trained on and never public: the warning `HeldOut` says that figures about them protect nobody. Messages name columns and count rows;
+they never show a value.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import TensorDataset
 
 from sartor.budgets import Budgets, Policy
 from sartor.data.columns import Features, is_missing, is_numeric, numbers, one_hot, scaled
+from sartor.data.consent import by_name, refuse_copies
 from sartor.data.dataset import Data, dataset
+from sartor.data.holders import refuse_repeated, refuse_shared, refuse_trained
 from sartor.data.split import held_out
 from sartor.data.tables import Columns, read_columns
 from sartor.errors import SartorError, SartorWarning
@@ -37,7 +41,7 @@ class PrivateScaling(SartorWarning):
 
 
 class HeldOut(SartorWarning):
-    """Test rows were taken from the private table: figures about them are about people who are not protected."""
+    """Rows were held out of the private table: figures about them are about people who are not protected, so they are sensitive."""
 
 
 def read_table(
@@ -49,45 +53,50 @@ def read_table(
     budget_column: str | None = None,
     policy: Policy | None = None,
     delta: float | None = None,
+    budgets: Budgets | None = None,
     bounds: Bounds | None = None,
     categories: Categories | None = None,
     classes: Sequence[str] | None = None,
     test: str | os.PathLike[str] | None = None,
-    test_share: float = 0.2,
+    test_share: float = 0.0,
     seed: int = 0,
     drop: Sequence[str] = (),
 ) -> Data:
-    """Read a CSV or Parquet table with one row per record.
+    """Read a CSV or Parquet table with one row per holder.
 
-    Features are the columns in `features`, otherwise all but the target, the id, the budget and `drop`. A number is clamped to its
-    `bounds` and scaled to [0, 1], a category is one-hot. A missing number (empty, "?" or NaN) becomes the middle of its bounds, and is an
-    error where bounds are not given; a missing or unlisted category is a row of zeros. `budget_column` holds epsilons, which need
-    `delta`, or levels of the `policy`. Rows that share an id are held out together.
+    Features are the columns in `features`, otherwise all but the target, the id, the budget, `drop` and what says by its name what people
+    allow. A number is clamped to its `bounds` and scaled to [0, 1], a category is one-hot. A missing number (empty, "?" or NaN) becomes the
+    middle of its bounds, and is an error where bounds are not given; a missing or unlisted category is a row of zeros. `budget_column`
+    holds epsilons, which need `delta`, or levels of the `policy`; `budgets` are found by the id instead, or are in the order of the rows.
+    `test` is a table of public rows; `test_share` of the private rows are held out, and are not public.
 
     Guarantee: with bounds, categories and classes given, a training row's features and label depend on that row alone.
     Breaks if: `PrivateScaling` was warned of; or bounds, categories or classes were chosen by looking at the rows.
     """
     if not 0 <= test_share < 1:
         raise SartorError(f"test_share must lie in [0, 1), not {test_share}.")
+    if budgets is not None and budget_column is not None:
+        raise SartorError("say once what people allow: in a column of the table, or as budgets.")
     table = read_columns(path)
     reserved = [column for column in (target, id_column, budget_column) if column is not None]
     _check_columns(Path(path).name, table, [*reserved, *drop, *(features or ()), *(bounds or ()), *(categories or ())])
-    chosen = _features(table, features, reserved, drop)
+    listed = {*reserved, *drop, *(bounds or ()), *(categories or ())}
+    named = [column for column in by_name(table) if column not in listed] if features is None else []
+    chosen = _features(table, features, reserved, [*drop, *named])
     holders = None if id_column is None else _keys(table[id_column], id_column)
-    train, test_rows = _split(len(table[target]), holders, 0.0 if test is not None else test_share, seed)
-    own = _taken(table, train)
-    if test is None:
-        public = _taken(table, test_rows)
-    else:
-        public = read_columns(test)
-        _check_columns(Path(test).name, public, [target, *chosen])
+    train, held = _split(len(table[target]), test_share, seed)
+    own, apart = _taken(table, train), _taken(table, held)
+    public = None if test is None else _public(path, test, [target, *chosen], holders, id_column)
     encoding = _encoding(own, chosen, target, bounds or {}, categories or {}, classes)
     keys = None if holders is None else tuple(holders[row] for row in train)
-    budgets = None if budget_column is None else _budgets(own[budget_column], budget_column, policy, delta, keys, id_column)
-    training, testing = (dataset(encoding.inputs(part), encoding.labels(part)) for part in (own, public))
-    notes = _warned(encoding, len(test_rows), test is not None)
-    if keys is not None and len(set(keys)) < len(keys):
-        notes = (*notes, "Some holders have more than one row: protecting a row is less than protecting its holder.")
+    if budgets is not None:
+        budgets = _of_rows(budgets, holders, len(table[target]), train)
+    elif budget_column is not None:
+        budgets = _budgets(own[budget_column], budget_column, policy, delta, keys)
+    refuse_copies(own, chosen, {name: own[name] for name in reserved[1:]}, budgets)
+    training, aside = _encoded(encoding, own), _encoded(encoding, apart)
+    testing = _encoded(encoding, _taken(table, held[:0]) if public is None else public)
+    refuse_trained((training, aside), testing)
     return Data(
         Path(path).name.split(".")[0],
         training,
@@ -96,8 +105,35 @@ def read_table(
         shape=tuple(training.tensors[0].shape[1:]),
         holders=keys,
         budgets=budgets,
-        notes=notes,
+        notes=_warned(encoding, len(held), test is not None, named),
+        held_out=aside if len(held) else None,
     )
+
+
+def _public(
+    path: str | os.PathLike[str], test: str | os.PathLike[str], needed: Sequence[str], holders: Sequence[str] | None, id_column: str | None
+) -> Columns:
+    """The table of test rows, which is not the one that is trained on and names none of its holders."""
+    if Path(test).exists() and os.path.samefile(path, test):
+        raise SartorError("the test file is the file that is trained on: give public rows of others, who agreed to that.")
+    public = read_columns(test)
+    _check_columns(Path(test).name, public, needed)
+    if holders is not None and id_column in public:
+        refuse_shared(holders, public[id_column])
+    return public
+
+
+def _of_rows(budgets: Budgets, holders: Sequence[str] | None, count: int, train: Rows) -> Budgets:
+    """The budgets of the training rows: by key where rows have one, otherwise in the order of the table."""
+    if holders is not None:
+        budgets = budgets.ordered_as(holders)
+    if len(budgets) != count:
+        raise SartorError(
+            f"there are {len(budgets)} budgets for {count} rows: give one for each row in their order, or name the column of holders "
+            "(id_column=, --id-column)."
+        )
+    names = None if budgets.names is None else [budgets.names[row] for row in train]
+    return Budgets(budgets.epsilon[train], delta=budgets.delta[train], holders=names, reserve=budgets.reserve)
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,21 +186,20 @@ def _keys(texts: Sequence[str], column: str) -> list[str]:
     missing = sum(not text for text in texts)
     if missing:
         raise SartorError(f'{missing} of {len(texts)} rows have no key in the column "{column}": every row needs a holder.')
+    refuse_repeated(texts, f'the column "{column}"')
     return list(texts)
 
 
-def _split(count: int, holders: Sequence[str] | None, share: float, seed: int) -> tuple[Rows, Rows]:
-    """Training and held-out rows; all rows of a holder are on the same side."""
-    owner: dict[str, int] = {}
-    unit = [owner.setdefault(key, len(owner)) for key in holders] if holders is not None else list(range(count))
-    units = len(owner) if holders is not None else count
-    test = min(max(round(share * units), 1), units - 1) if share else 0
+def _split(count: int, share: float, seed: int) -> tuple[Rows, Rows]:
+    """Training and held-out rows."""
+    test = min(max(round(share * count), 1), count - 1) if share else 0
     if share and not test:
-        raise SartorError("one holder cannot be both trained on and held out; give a table of test rows (test=) or test_share=0.")
-    out = np.zeros(units, bool)
-    out[held_out(units, test, seed=seed)[1]] = True
-    of_row = out[np.array(unit, np.intp)]
-    return np.flatnonzero(~of_row), np.flatnonzero(of_row)
+        raise SartorError("one holder cannot be both trained on and held out; leave test_share out.")
+    return held_out(count, test, seed=seed)
+
+
+def _encoded(encoding: _Encoding, table: Columns) -> TensorDataset:
+    return dataset(encoding.inputs(table), encoding.labels(table))
 
 
 def _taken(table: Columns, rows: Rows) -> Columns:
@@ -242,14 +277,7 @@ def _seen_classes(texts: Sequence[str], column: str) -> list[str]:
     return seen
 
 
-def _budgets(
-    texts: Sequence[str], column: str, policy: Policy | None, delta: float | None, keys: Sequence[str] | None, id_column: str | None
-) -> Budgets:
-    if keys is not None and len(set(keys)) < len(keys):
-        raise SartorError(
-            f'the column "{id_column}" names a holder in several rows, so a budget for each row would protect rows and not holders: '
-            "give one row per holder, or leave the id column out if rows are what is to be protected."
-        )
+def _budgets(texts: Sequence[str], column: str, policy: Policy | None, delta: float | None, keys: Sequence[str] | None) -> Budgets:
     if policy is not None:
         return Budgets.from_policy(policy, texts, holders=keys)
     if any(is_missing(text) for text in texts) or not is_numeric(texts):
@@ -259,7 +287,7 @@ def _budgets(
     return Budgets(numbers(texts, column), delta=delta, holders=keys)
 
 
-def _warned(encoding: _Encoding, held: int, separate: bool) -> tuple[str, ...]:
+def _warned(encoding: _Encoding, held: int, separate: bool, named: Sequence[str]) -> tuple[str, ...]:
     """Warn of what was taken from private rows, and return the notes that say the same."""
     notes = []
     taken = [f"{what} of {_listed(columns)}" for what, columns in encoding.private.items() if columns]
@@ -267,13 +295,13 @@ def _warned(encoding: _Encoding, held: int, separate: bool) -> tuple[str, ...]:
         arguments = " and ".join(f"{what}=" for what, columns in encoding.private.items() if columns)
         notes.append(f"The {'; the '.join(taken)} were taken from private rows, which no budget covers.")
         warnings.warn(f"{notes[-1][:-1]}: give {arguments}, or a schema.", PrivateScaling, stacklevel=3)
+    if named:
+        notes.append(f"By its name {_listed(named)} says what people allow, so it is no feature; if it is one, list it in the schema.")
+    if held:
+        notes.append(f"{held} rows were held out of the private table: figures about them are about people who are not protected.")
+        warnings.warn(f"{notes[-1][:-1]}; give a public table (test=).", HeldOut, stacklevel=3)
     if separate:
         notes.append("Test rows come from a table of their own, which is taken to be public.")
-    elif held:
-        notes.append("Test rows were held out of the private table: accuracy on them is a figure about people who are not protected.")
-        warnings.warn(f"{notes[-1][:-1]}; give a public table (test=).", HeldOut, stacklevel=3)
-    else:
-        notes.append("There are no test rows.")
     return tuple(notes)
 
 

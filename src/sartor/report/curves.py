@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor import confidential
 from sartor.plans import Plan
 from sartor.report import page, plots
 
@@ -24,8 +23,7 @@ _POINTS = 12
 
 def drawn(plan: Plan) -> list[int]:
     """The groups of a plan whose curves may be drawn, at most six."""
-    runs = [run for run in confidential.rows(plan.holders) if not confidential.hidden(run, plan.holders)]
-    own = [run.start for run in runs if not isinstance(confidential.shown(plan.spent, run, plan.holders, plan.secret), tuple)]
+    own = [row.start for row in plan.view.rows() if plan.view.shows_spent(row)]
     finite = [group for group in own if np.isfinite(plan.epsilon[group])]
     if len(finite) <= _MOST_CURVES:
         return finite

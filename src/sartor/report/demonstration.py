@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
+from sartor.confidential import text
 from sartor.plans import Plan
 from sartor.report import page, plots
 from sartor.report.curves import spend_figure
@@ -30,7 +29,12 @@ def cells(trial: Trial) -> list[str]:
     if trial.plan is None:
         return [*figure, "none", "no limit", "", ""]
     plan = trial.plan
-    return [*figure, f"{plan.noise_multiplier:.2f}", *(_list(values) for values in (plan.spent, plan.rate, plan.clips))]
+    view = plan.view
+    columns = (
+        [view.spent(plan.spent, row) for row in view.rows()],
+        *([view.value(values, row) for row in view.rows()] for values in (plan.rate, plan.clips)),
+    )
+    return [*figure, f"{plan.noise_multiplier:.2f}", *(" · ".join(text(value, ".3g") for value in column) for column in columns)]
 
 
 def demonstration_page(trials: Sequence[Trial], *, setting: str, meaning: Sequence[str]) -> str:
@@ -47,10 +51,6 @@ def demonstration_page(trials: Sequence[Trial], *, setting: str, meaning: Sequen
     )
 
 
-def _list(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> str:
-    return " · ".join(f"{value:.3g}" for value in values)
-
-
 def _accuracy(trials: Sequence[Trial]) -> page.Block:
     svg = plots.bars([plots.Bar(trial.scheme, trial.accuracy, trial.spread) for trial in trials], x="accuracy on test rows")
     figures = "; ".join(f"{trial.scheme} {trial.accuracy:.1%}" for trial in trials)
@@ -60,9 +60,14 @@ def _accuracy(trials: Sequence[Trial]) -> page.Block:
 
 def _per_group(plans: Sequence[Plan], what: str) -> page.Block:
     words = {"rate": "How often a person of each group is drawn in one step", "clip": "How much a person of each group counts at most"}
-    lines = [plots.Line(plan.scheme, plan.epsilon, plan.rate if what == "rate" else plan.clips) for plan in plans]
+    view = plans[0].view  # the plans are over the same budgets
+    alone = [row.start for row in view.rows() if not view.hides(row)]
+    if not alone:
+        return page.paragraph(f"No group is large enough for its {what} to be drawn by itself.")
+    values = [plan.rate if what == "rate" else plan.clips for plan in plans]
+    lines = [plots.Line(plan.scheme, plan.epsilon[alone], own[alone]) for plan, own in zip(plans, values, strict=True)]
     svg = plots.lines(lines, x="epsilon of the group", y=what, markers=True, zero=True)
-    rows = [[f"{epsilon:g}", *(f"{np.asarray(line.y)[i]:.4g}" for line in lines)] for i, epsilon in enumerate(plans[0].epsilon)]
+    rows = [[text(view.value(figure, row)) for figure in (plans[0].epsilon, *values)] for row in view.rows()]
     return page.figure(
         svg, f"{words[what]}: {what} by budget, for each scheme.", page.table(["epsilon", *(line.label for line in lines)], rows)
     )

@@ -1,17 +1,21 @@
 """The folder of a run: what may be read by everyone, and what is for its owner alone.
 
-config.toml        the settings
+config.toml        the settings (sensitive where they give a budget of fewer than ten holders: then mode 0600)
 plan.json          the plan, small groups merged
 plan-all.json      the plan with every group (sensitive: mode 0600), from which a run resumes
 budgets.npz        who allows what (sensitive: mode 0600)
-checkpoint/        where an interrupted run continues (sensitive: 0700)
+held-out.json      accuracy on rows that were held out of the private table, if it was asked for (sensitive: mode 0600)
+checkpoint/        where an interrupted run continues (sensitive: 0700); gone when the run is finished
 model.safetensors  the model
 account.json       what was spent
 report.html        the page
+
+A run is finished when its model, account and page are written; its checkpoint goes after that, and the key of its noise before.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Mapping
@@ -24,9 +28,11 @@ from torch import nn
 from sartor.budgets import Budgets
 from sartor.documents import read_toml
 from sartor.errors import SartorError
+from sartor.files import write_private, write_public
 from sartor.plans import Plan
 
-_SENSITIVE = 0o600
+_ENDS = ("model.safetensors", "account.json", "report.html")
+_SENSITIVE = ("budgets.npz", "plan-all.json", "held-out.json")
 
 
 class RunFolder:
@@ -45,7 +51,10 @@ class RunFolder:
         self.check_new()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.write("config.toml", to_toml(settings))
+            if tell_budgets(settings, plan):
+                write_private(self.path / "config.toml", to_toml(settings).encode())
+            else:
+                write_public(self.path / "config.toml", to_toml(settings))
             plan.save(self.path / "plan.json")
             plan.save(self.path / "plan-all.json", sensitive=True)
             self._write_budgets(budgets)
@@ -58,32 +67,42 @@ class RunFolder:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise SartorError(f"{self.path} exists already: choose another folder, or continue the run in it with --resume.")
 
-    def write(self, name: str, content: str) -> None:
-        """A file that everyone may read."""
-        try:
-            (self.path / name).write_text(content, encoding="utf-8")
-        except OSError as error:
-            raise SartorError(f"{self.path / name} cannot be written: {error.strerror}.") from error
+    def write_account(self, account: Mapping[str, Any]) -> None:
+        """What was spent."""
+        write_public(self.path / "account.json", _document(account))
 
-    def write_json(self, name: str, document: Mapping[str, Any]) -> None:
-        """A document that everyone may read."""
-        self.write(name, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    def write_held_out(self, figures: Mapping[str, Any]) -> None:
+        """Figures about rows that were held out of the private table, for their owner alone."""
+        write_private(self.path / "held-out.json", _document({"sensitive": True, **figures}).encode())
 
-    def write_model(self, model: nn.Module) -> None:
-        """The model's tensors."""
+    def finish(self, model: nn.Module, account: Mapping[str, Any], page: str) -> None:
+        """Write what the run was for, and then take its checkpoint away: whoever stops the process in between can finish it again."""
         from safetensors.torch import save
 
-        try:
-            (self.path / "model.safetensors").write_bytes(save({name: t.detach().contiguous() for name, t in model.state_dict().items()}))
-        except OSError as error:
-            raise SartorError(f"{self.path / 'model.safetensors'} cannot be written: {error.strerror}.") from error
+        from sartor.sgd.checkpoint import remove
+
+        write_public(self.path / "model.safetensors", save({name: t.detach().contiguous() for name, t in model.state_dict().items()}))
+        self.write_account(account)
+        write_public(self.path / "report.html", page)
+        remove(self.checkpoint)
+
+    def shared(self, plan: Plan) -> tuple[list[str], list[str]]:
+        """The files that may be shown to others, and those that may not."""
+        names = sorted(path.name for path in self.path.iterdir() if path.is_file())
+        kept = [*_SENSITIVE, *(["config.toml"] if tell_budgets(self._read_settings(), plan) else [])]
+        return [name for name in names if name not in kept], [name for name in names if name in kept]
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the run."""
+        """The settings of a run that can be continued."""
         from sartor.sgd.checkpoint import exists
 
+        if not exists(self.checkpoint) and all((self.path / name).is_file() for name in _ENDS):
+            raise SartorError(f"the run in {self.path} is finished: there is nothing to continue; start another one in another folder.")
         if not exists(self.checkpoint):
             raise SartorError(f"there is no checkpoint in {self.path}, so no run can be continued there; start it without --resume.")
+        return self._read_settings()
+
+    def _read_settings(self) -> dict[str, Any]:
         return read_toml(self.path / "config.toml", "the settings")
 
     def plan(self) -> Plan:
@@ -109,10 +128,18 @@ class RunFolder:
         }
         if budgets.names is not None:
             arrays["holders"] = np.array(budgets.names)
-        descriptor = os.open(self.path / "budgets.npz", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _SENSITIVE)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), _SENSITIVE)
-            np.savez(file, **arrays)
+        content = io.BytesIO()
+        np.savez(content, **arrays)
+        write_private(self.path / "budgets.npz", content.getvalue())
+
+
+def tell_budgets(settings: Mapping[str, Any], plan: Plan) -> bool:
+    """Whether settings give a budget that a public plan shows only merged with others."""
+    return plan.view.merged and bool({"epsilon", "delta", "budgets", "policy"} & set(settings))
+
+
+def _document(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:

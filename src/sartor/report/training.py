@@ -9,6 +9,7 @@ from sartor.plans import Plan, table
 from sartor.report import page, plots
 from sartor.report.curves import profile_figure, spend_figure
 
+NO_FIGURE = "There were no public test rows, so no accuracy is told."
 SEEDED = "This run was seeded: its coins and its noise can be repeated, so it is a test and protects nobody."
 
 
@@ -34,7 +35,7 @@ def training_page(
     notes: Sequence[str] = (),
 ) -> str:
     """The page, as HTML."""
-    result = "There were no test rows." if accuracy is None else f"Accuracy on the public test rows: {accuracy:.1%}."
+    result = NO_FIGURE if accuracy is None else f"Accuracy on the public test rows: {accuracy:.1%}."
     return page.page(
         title,
         *([page.note(SEEDED)] if seeded else []),
