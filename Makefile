@@ -4,7 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-long venv lint types tests bench clean
+# One worker for each core.
+PYTEST := $(BIN)/python -m pytest -n auto
+
+# What computes, and kernels that another computer may have: without vector instructions that are newer than NumPy and PyTorch ask for, a
+# plain BLAS, and two threads in each worker. The largest network takes such kernels a minute; its layers are tried one by one.
+NUMERICAL := tests/test_kernels.py tests/test_exposure.py tests/accounting tests/plans/test_figures.py tests/plans/test_schemes.py \
+	tests/sgd/gradients $(addprefix tests/sgd/test_,stream.py sampling.py private.py odd_models.py alone.py checkpoint.py) \
+	$(addprefix tests/pate/test_,bounds.py costs.py smooth.py voting.py pate_plan.py) \
+	$(addprefix tests/federated/test_,federated_plan.py rounds.py server.py)
+DISPATCHED := from numpy._core._multiarray_umath import __cpu_dispatch__ as best, __cpu_features__ as here
+OTHER_KERNELS = ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem OMP_NUM_THREADS=2 \
+	NPY_DISABLE_CPU_FEATURES="$$($(BIN)/python -c '$(DISPATCHED); print(*(name for name in best if here[name]))')"
+
+.PHONY: demo test test-long test-kernels venv lint types tests bench clean
 
 demo: $(STAMP)
 	@$(BIN)/sartor demo
@@ -28,10 +41,13 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 tests: $(STAMP)
-	$(BIN)/pytest -n auto
+	$(PYTEST)
 
 test-long: lint types
-	$(BIN)/pytest -n auto --long
+	$(PYTEST) --long
+
+test-kernels: $(STAMP)
+	$(OTHER_KERNELS) $(PYTEST) -k 'not resnet18' $(NUMERICAL)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/plan_speed.py

@@ -70,21 +70,19 @@ def run(task: Task, scheme: str, seed: int, asked: argparse.Namespace, options: 
         plan = federated.plan(task.budgets, scheme, adaptive=adaptive, **how)
     stream = Stream(seed)
     sampler = PoissonSampler(plan.accounted, task.budgets, stream)
-    names = list(task.network().state_dict())
-    server = federated.ServerOptimizer(
-        [value.numpy() for value in task.network().state_dict().values()], momentum=asked.momentum, lr=asked.server_lr
-    )
+    begin = {name: value.numpy() for name, value in task.network().state_dict().items()}
+    server = federated.ServerOptimizer(begin, momentum=asked.momentum, lr=asked.server_lr)
     model, history = server.model, []
     for step in range(plan.rounds):
         current = Round(plan, sampler.draw(step), model, clip)
-        state = {name: torch.from_numpy(np.array(part)) for name, part in zip(names, model, strict=True)}
+        state = {name: torch.from_numpy(np.array(part)) for name, part in model.items()}
         for client in current.drawn:
             trained = task.trained(client, state, seed=hash((seed, step, client)) % 2**31)
-            current.add(client, [trained[name].numpy() for name in names])
+            current.add(client, {name: value.numpy() for name, value in trained.items()})
         released = current.release(stream)
         model, clip = server.step(released.mean), released.clip
         if (step + 1) % 10 == 0 or step + 1 == plan.rounds:
-            state = {name: torch.from_numpy(np.array(part)) for name, part in zip(names, model, strict=True)}
+            state = {name: torch.from_numpy(np.array(part)) for name, part in model.items()}
             history.append((step + 1, task.accuracy(state)))
     return {
         "accuracy": history[-1][1],
