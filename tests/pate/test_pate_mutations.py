@@ -179,7 +179,10 @@ def test_a_charge_written_over_another_is_caught_where_there_is_no_lock(monkeypa
     monkeypatch.setattr(files.fcntl, "flock", lambda *_: None)
     kept_ensembles.saved(tmp_path / "right")
     found = kept_ensembles.aggregations_at_once(tmp_path / "right", 3, 5)
-    assert len(kept_ensembles.EnsembleFolder(tmp_path / "right").accounts) == len(found)
+    # who is overtaken between a charge and its count hands nothing out, and asks and pays again: never fewer charges than releases
+    charged = kept_ensembles.EnsembleFolder(tmp_path / "right")
+    assert len(charged.accounts) >= len(found)
+    assert holders_within_budget(kept_ensembles.PEOPLE, charged.plan, found)
     right = charges.write_private
     monkeypatch.setattr(charges, "write_private", lambda path, content, **_: right(path, content))
     made = kept_ensembles.saved(tmp_path / "wrong")
