@@ -1,10 +1,13 @@
 """Requests at the edges that once ended in a crash, a refusal or no answer, though a plan exists."""
 
+import warnings
+
 import numpy as np
 import pytest
 
 import sartor
-from sartor.accounting import epsilon, noise_for, pld, rdp, spend, steps_for
+from sartor.accounting import epsilon, gaussian, noise_for, pld, rdp, spend, steps_for
+from sartor_testing.edge_requests import edge_request
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
@@ -95,6 +98,44 @@ def test_what_is_spent_does_not_jump_where_memory_ends():
     first, second = (spend(1.0274629936e-05, noise, 149_475, 1.81264515e-09)[0] for noise in (0.7034079658719999, 0.703407945951))
     assert first == pytest.approx(second, rel=1e-4)
     assert second <= 0.0938
+
+
+def test_a_finer_grid_never_makes_a_figure_worse():
+    """Nearly a Gaussian, at a delta near its total variation: a tilt so strong that epsilon is out of sight ended in Rényi's 3.2e-7."""
+    steps, noise, delta = 132_660, 5e8, 2.70310186e-07
+    exact = gaussian.epsilon_of(0.999 * np.sqrt(steps) / noise, np.array([delta]))[0]
+    assert exact == pytest.approx(spend(0.999, noise, steps, delta)[0], rel=1e-3)
+    full = gaussian.epsilon_of(np.sqrt(steps) / noise, np.array([delta]))[0]
+    assert exact <= spend(0.999, noise, steps, delta)[0] <= full
+
+
+@pytest.mark.parametrize("scheme", ["sample", "hybrid"])
+def test_whom_nobody_draws_more_often_than_their_delta_needs_no_noise(scheme):
+    """Two steps at a mean rate of 1e-4 use anybody with less than their delta: the mean rate is met without any noise, and said to be."""
+    people = sartor.Budgets.from_groups([(0.001, 4_000), (0.002, 6_000)], delta=[6.5e-4, 1.5e-4])
+    with pytest.warns(sartor.NoNoise):
+        plan = sartor.plan(people, scheme, steps=2, batch=1.0, accountant="rdp")
+    assert np.average(plan.rate, weights=plan.holders) == pytest.approx(1e-4)
+    assert np.all(plan.spent == 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [17, 1396])
+def test_rare_use_with_little_noise_takes_few_evaluations(monkeypatch, number):
+    """Rényi's bound is tens of times too high there: guesses are coarse, and what is exact begins near its end."""
+    fine, whole = [], pld.epsilon_bounds
+
+    def counted(exposure, delta, accuracy, *more):
+        fine.append(accuracy <= pld.PLANNING_ACCURACY)
+        return whole(exposure, delta, accuracy, *more)
+
+    monkeypatch.setattr(pld, "epsilon_bounds", counted)
+    asked = edge_request(number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = asked.plan()
+    assert np.all(plan.spent <= plan.epsilon * (1 - asked.budgets.reserve))
+    assert sum(fine) <= 130  # of 360 and more
 
 
 def test_orders_beyond_the_last_change_nothing_for_usual_budgets():

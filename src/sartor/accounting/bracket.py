@@ -17,6 +17,9 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 _STEP_OFF = 1e-9  # above the least argument
+_SLOPES = (0.1, 10.0)  # that are believed
+_REACH = 3.0  # of one step outward
+_PATIENCE = 3  # steps outward, after which they grow
 
 
 def largest_fitting(
@@ -30,9 +33,9 @@ def largest_fitting(
 ) -> Array:
     """The largest x, up to the waste, whose value is at most the target, for increasing values.
 
-    Steps outward until a bracket is found, then secants between its ends (Illinois), all in logarithms. Only points that were evaluated
-    and found to fit are returned. A bracket narrower than `width` is close enough whatever is wasted: values may jump.
-    `least` are arguments known to fit; where nothing above them does, they are the answer.
+    Steps outward, by the slope that the last two points show, until a bracket is found, then secants between its ends (Illinois), all in
+    logarithms. Only points that were evaluated and found to fit are returned. A bracket narrower than `width` is close enough whatever
+    is wasted: values may jump. `least` are arguments known to fit; where nothing above them does, they are the answer.
     """
     bracket = Bracket.around(target * (1 - waste / 2))
     bottom = np.full(len(target), -np.inf) if least is None else least + _STEP_OFF
@@ -69,17 +72,24 @@ class Bracket:
     at_high: Array
     weight_low: Array
     weight_high: Array
+    last: Array
+    at_last: Array
+    slope: Array  # of the logarithm of the value; 1 until two points are known
 
     @classmethod
     def around(cls, goal: Array) -> Bracket:
         """Nothing known yet, of searches for these values."""
-        shape = goal.shape
-        return cls(
-            goal, np.full(shape, -np.inf), np.full(shape, np.inf), np.zeros(shape), np.full(shape, np.inf), np.ones(shape), np.ones(shape)
-        )
+        inf, zeros = np.full(goal.shape, np.inf), np.zeros(goal.shape)
+        ones = (np.ones(goal.shape) for _ in range(4))
+        weights, (at_last, slope) = (next(ones), next(ones)), (next(ones), next(ones))
+        return cls(goal, -inf, inf, zeros, inf.copy(), *weights, np.full(goal.shape, np.nan), at_last, slope)
 
     def learn(self, which: Indices, x: Array, value: Array, fits: NDArray[np.bool_]) -> None:
         """Move one end; the other, if it stays a second time, loses half its weight (Illinois)."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = np.log(value / self.at_last[which]) / (x - self.last[which])
+        self.slope[which] = np.where(slope > 0, np.clip(slope, *_SLOPES), self.slope[which])  # never of what is not a number
+        self.last[which], self.at_last[which] = x, value
         yes, no = which[fits], which[~fits]
         again_low, again_high = self.weight_low[yes] >= 1, self.weight_high[no] >= 1
         self.low[yes], self.at_low[yes] = x[fits], value[fits]
@@ -93,9 +103,8 @@ class Bracket:
         low, high, goal = self.low[which], self.high[which], self.goal[which]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             below, above = np.log(self.at_low[which] / goal), np.log(self.at_high[which] / goal)
-            growth = 1.3**iteration
-            up = np.where(np.isfinite(below), np.clip(-below, 1e-4, 3.0), 2.0) * growth
-            down = np.where(np.isfinite(above), np.clip(above, 1e-4, 3.0), 2.0) * growth
+            growth = 1.3 ** max(iteration - _PATIENCE, 0)
+            up, down = (np.where(np.isfinite(gap), np.clip(gap / self.slope[which], 1e-4, _REACH), 2.0) * growth for gap in (-below, above))
             weighted_below, weighted_above = below * self.weight_low[which], above * self.weight_high[which]
             share = weighted_below / (weighted_below - weighted_above)
             sound = np.isfinite(share) & (iteration % 8 != 7)

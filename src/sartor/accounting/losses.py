@@ -53,7 +53,11 @@ class Pair:
 
 
 class TooFine(Exception):
-    """The grid that was asked for needs more memory than one evaluation may take."""
+    """The grid that was asked for needs more memory than one evaluation may take: `excess` times as many points."""
+
+    def __init__(self, points: int, most: int) -> None:
+        super().__init__(points, most)
+        self.excess = points / most
 
 
 def sampled_step(rate: float, noise_multiplier: float, grid: float, log_tail: float, tilt: float = 0.0, most: int = MOST_POINTS) -> Pair:
@@ -71,7 +75,7 @@ def sampled_step(rate: float, noise_multiplier: float, grid: float, log_tail: fl
     first = int(np.floor((floor if bounded else cut) / grid))
     last = max(int(np.ceil(_loss_at(high, rate, mu) / grid)), first + 1)  # a cell at least, however much noise there is
     if last - first + 1 > most:
-        raise TooFine
+        raise TooFine(last - first + 1, most)
     node = np.arange(first, last + 1)
     edge = log_ratio_at(node[1:] * grid, rate) / mu + mu / 2
     below = np.append(-np.inf, edge[:-1]) if bounded else np.append(low, edge[:-1])
@@ -147,7 +151,7 @@ def _on_grid(loss: Array, mass: Array, infinite: float, grid: float) -> tuple[Lo
     first = np.floor(loss / grid).astype(int)
     offset, last = int(first.min()), int(first.max()) + 1
     if last - offset + 1 > MOST_POINTS:
-        raise TooFine
+        raise TooFine(last - offset + 1, MOST_POINTS)
     share = np.clip(-np.expm1(-(loss - first * grid)) / -np.expm1(-grid), 0.0, 1.0)
     out = np.bincount(first - offset, mass * (1 - share), last - offset + 1)
     out += np.bincount(first + 1 - offset, mass * share, last - offset + 1)
@@ -251,7 +255,7 @@ def compose(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float, log_tai
     low, high = min(low, -mean), max(high, 1 - mean)
     length = fft.next_fast_len(high - low + 1, real=True)
     if length > most:
-        raise TooFine
+        raise TooFine(length, most)
     spectrum: NDArray[np.complex128] | None = None
     for weight, position, count in tilted:
         folded = np.bincount(position % length, weight, length)

@@ -24,13 +24,19 @@ Array = NDArray[np.float64]
 
 PLANNING_ACCURACY = 3e-4
 """Share of epsilon that discretisation may cost where plans are solved and checked."""
+GUESSING_ACCURACY = 3e-3
+"""The same where a solver looks for where to begin: nothing is promised by such a figure."""
 REPORTING_ACCURACY = 2e-5
 """The same where a figure is reported together with its lower bound."""
 
 _CUT = np.log(1e-7)  # share of delta, and of the tilted mass, that truncation may cost
 _CELLS = 1 / 60  # of epsilon: the grid is at least so much finer
 _ROUNDS = 30
+_MOST_WHILE_GUESSING = 1 << 16
 _MOST_WHILE_PLANNING = 1 << 19  # points of a grid: where rare large losses need more, plans are made with a coarser, safer figure
+_COARSER = 1.05  # than the finest grid that memory allows: windows do not shrink exactly as grids grow
+_NO_FINER = 0.8  # of the grid that a figure was found on: what lies between is not worth another evaluation
+_BLUR = 0.01  # share of epsilon that a window too narrow may cost before a wider one on a coarser grid is tried
 _MOST_TILTS = 30
 _PROFILE_DELTA = 1e-7
 _LEAST_NOISE = 0.02  # noise multiplier below which the Rényi bound is used instead
@@ -150,14 +156,16 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
     """The composition tilted towards epsilon(delta), on a grid that meets the accuracy or the finest that memory allows.
 
     `start` is a guess of epsilon and the Rényi order there. A guess far above what is found is no harm but makes the grid too coarse,
-    so the search goes on from what was found.
+    so the search goes on from what was found. All that is found holds, so the smallest epsilon is the answer.
     """
     epsilon, order = start if np.isfinite(start[0]) and start[0] > 0 else (1.0, 1 + np.log(1 / delta))
-    most = MOST_POINTS if accuracy < PLANNING_ACCURACY else _MOST_WHILE_PLANNING
+    most = MOST_POINTS if accuracy < PLANNING_ACCURACY else _MOST_WHILE_PLANNING if accuracy < GUESSING_ACCURACY else _MOST_WHILE_GUESSING
     tilt, steps = max(order - 1, 1e-3), atoms.steps
     log_tail = float(np.log(delta / steps) + _CUT)
     grid, finest = float(np.sqrt(12 * accuracy * epsilon / (order * steps))), 0.0
     best: _Evaluation | None = None
+    seen: tuple[Composed | None, Composed | None] = (None, None)
+    at = np.array([delta])
     for _ in range(_ROUNDS):
         try:
             pairs = _pairs(atoms, grid, log_tail, tilt, most)
@@ -167,45 +175,41 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
                 grid = max(finer, finest)
                 continue
             ways = ([(getattr(pair, way), count) for pair, count in pairs] for way in ("remove", "add"))
-            remove, add = (_tilted(parts, grid, delta, tilt, most) for parts in ways)
-            best = _Evaluation(remove, add, grid, steps, error, sum(count * pair.surplus for pair, count in pairs))
-        except TooFine:
-            finest = grid = 2 * grid
-            if best is not None and grid >= best.grid:
-                return best  # nothing finer than that fits
+            remove, add = (_tilted(parts, grid, delta, tilt, most, before) for parts, before in zip(ways, seen, strict=True))
+            new = _Evaluation(remove, add, grid, steps, error, sum(count * pair.surplus for pair, count in pairs))
+        except TooFine as fine:
+            finest = grid = _COARSER * max(fine.excess, 1.0) * grid
+            if best is not None and grid >= _NO_FINER * best.grid:
+                return best  # nothing that is finer by much fits
             continue
-        found = float(best.epsilon(np.array([delta]))[0])
-        settled = found > 0.7 * epsilon and (best.remove.tilt + 1) / (tilt + 1) * error < 2 * accuracy * found
+        found = float(new.epsilon(at)[0])
+        best = new if best is None or found <= best.epsilon(at)[0] else best
+        settled = found > 0.7 * epsilon and (remove.tilt + 1) / (tilt + 1) * error < 2 * accuracy * found
         if found == 0 or not np.isfinite(found) or settled or grid <= finest:
             return best
-        epsilon, tilt = found, max(best.remove.tilt, 1e-3)
+        epsilon, tilt, seen = found, max(remove.tilt, 1e-3), (remove, add)
     return best
 
 
-def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: float, most: int) -> Composed:
+def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: float, most: int, before: Composed | None) -> Composed:
     """One direction, composed where its own epsilon(delta) is in sight.
 
     The tilt is moved to where the Chernoff bound on epsilon is smallest; if epsilon still lies below the window, it is weakened, and if
-    what was cut off above counts for too much, less is cut off. Neither changes what the result promises.
+    what was cut off above counts for too much, less is cut off. Neither changes what the result promises. What was composed `before`, on
+    another grid, says which tilt is strong enough.
     """
-    bound = {tilt: (losses.cumulant(parts, grid, tilt) - np.log(delta)) / tilt}
-    for factor in (1.5, 1 / 1.5):
-        best = min(bound, key=lambda t: bound[t])
-        for _ in range(_MOST_TILTS):
-            trial = best * factor
-            bound[trial] = (losses.cumulant(parts, grid, trial) - np.log(delta)) / trial
-            if bound[trial] >= bound[best]:
-                break
-            best = trial
-    tilt, log_cut = min(bound, key=lambda t: bound[t]), _CUT
+    tilt = _best_tilt(parts, grid, delta, tilt) if before is None or before.tilt > 0 else 0.0
+    log_cut = _CUT if tilt > 0 else np.log(delta) + _CUT
+    if before is not None:
+        tilt = min(tilt, before.tilt)
     composed: Composed | None = None
     for _ in range(12):
         try:
             composed = losses.compose(parts, grid, tilt, log_cut, most)
         except TooFine:
-            if composed is None:
+            if composed is None or _blurred(composed, delta):
                 raise
-            break  # what there is holds; a wider window would only have sharpened it
+            break  # what there is holds; a wider window would hardly have sharpened it
         at = float(composed.epsilon(np.array([delta]))[0])
         if composed.junk(at) > 1e-4 * delta and log_cut > np.log(delta) + 4 * _CUT:
             log_cut += _CUT
@@ -216,6 +220,27 @@ def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: floa
             break
     assert composed is not None
     return composed
+
+
+def _best_tilt(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: float) -> float:
+    """Where the Chernoff bound on epsilon is smallest."""
+    bound = {tilt: (losses.cumulant(parts, grid, tilt) - np.log(delta)) / tilt}
+    for factor in (1.5, 1 / 1.5):
+        best = min(bound, key=lambda t: bound[t])
+        for _ in range(_MOST_TILTS):
+            trial = best * factor
+            bound[trial] = (losses.cumulant(parts, grid, trial) - np.log(delta)) / trial
+            if bound[trial] >= bound[best]:
+                break
+            best = trial
+    return min(bound, key=lambda t: bound[t])
+
+
+def _blurred(composed: Composed, delta: float) -> bool:
+    """Whether epsilon is out of sight, or what was cut off and is counted as infinite moves it by more than any grid would."""
+    at = float(composed.epsilon(np.array([delta]))[0])
+    without = float(composed.epsilon(np.array([delta + composed.lost]))[0])
+    return 0 < at <= composed.loss[0] or at > (1 + _BLUR) * without
 
 
 def _chunks(delta: Array) -> list[NDArray[np.int64]]:
@@ -351,7 +376,7 @@ class Profile:
         return {way: np.minimum(composed.delta(epsilon), self._atoms.ever) for way, composed in self._composed.items()}
 
 
-def spend(rate: Array, noise_multiplier: Array, steps: Array, delta: Array) -> Array:
+def spend(rate: Array, noise_multiplier: Array, steps: Array, delta: Array, accuracy: float) -> Array:
     """Epsilon (upper) of many sampled Gaussians, each at its own delta; equal mechanisms are composed once."""
     epsilon, order = rdp.spend(rate, noise_multiplier, steps, delta)
     by_mechanism: dict[tuple[float, float, int], list[int]] = {}
@@ -360,5 +385,5 @@ def spend(rate: Array, noise_multiplier: Array, steps: Array, delta: Array) -> A
     out = np.empty(len(rate))
     for mechanism, rows in by_mechanism.items():
         starts = [(float(epsilon[i]), float(order[i])) for i in rows]
-        out[rows] = epsilon_bounds(SampledGaussian(*mechanism), delta[rows], PLANNING_ACCURACY, starts)[2]
+        out[rows] = epsilon_bounds(SampledGaussian(*mechanism), delta[rows], accuracy, starts)[2]
     return out

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sartor.accounting import rdp
 from sartor.accounting.bracket import Bracket, largest_fitting
+from sartor.accounting.pld import GUESSING_ACCURACY, PLANNING_ACCURACY
 from sartor.accounting.spending import Accountant, Array, check_accountant, spend
 from sartor.errors import Infeasible
 from sartor.exposure import MOST_STEPS
@@ -70,7 +71,8 @@ def intensities(
 ) -> Array:
     """For each budget the largest intensity, up to a small waste, that it allows; `top` where it allows that much.
 
-    `width` is how closely, in logarithms, an intensity need be known at most; `warm` says that `start` is close already.
+    `width` is how closely, in logarithms, an intensity need be known at most; `warm` says that `start` is close already. A waste above
+    `MOST_WASTE` asks for a guess: what comes back was evaluated coarsely, and is a place to begin.
     """
     first = np.log(np.broadcast_to(np.asarray(start, float), epsilon.shape))
     limit = float(np.log(top))
@@ -137,10 +139,12 @@ def _knot_start(log_eps: Array, start: float | Array, grid_eps: Array) -> Array:
     return np.asarray(np.interp(np.log(grid_eps), log_eps[order], given[order]))
 
 
-def _value(delta: Array, family: Family, steps: float, accountant: Accountant) -> Callable[[Array, Indices], Array]:
+def _value(delta: Array, family: Family, steps: float, accountant: Accountant, waste: float = 0.0) -> Callable[[Array, Indices], Array]:
+    accuracy = GUESSING_ACCURACY if waste > MOST_WASTE else PLANNING_ACCURACY
+
     def value(log_intensity: Array, which: Indices) -> Array:
         rate, noise = family(np.exp(log_intensity))
-        return spend(rate, noise, steps, delta[which], accountant)
+        return spend(rate, noise, steps, delta[which], accountant, accuracy)
 
     return value
 
@@ -163,7 +167,7 @@ def _direct(
     At its floor a holder is used at all with a probability of delta, which costs nothing. Where the accountant jumps from there beyond the
     budget, as Rényi's may, the floor is the largest intensity that fits.
     """
-    value = _value(delta, family, steps, accountant)
+    value = _value(delta, family, steps, accountant, waste)
     least = None if floor is None else floor(delta)
     near = start
     if accountant == "rdp" or not warm:

@@ -26,8 +26,15 @@ def check_accountant(name: str) -> Accountant:
     return name
 
 
-def spend(rate: ArrayLike, noise_multiplier: ArrayLike, steps: ArrayLike, delta: ArrayLike, accountant: Accountant = "pld") -> Array:
-    """Epsilon (upper bound) of each sampled Gaussian at its delta.
+def spend(
+    rate: ArrayLike,
+    noise_multiplier: ArrayLike,
+    steps: ArrayLike,
+    delta: ArrayLike,
+    accountant: Accountant = "pld",
+    accuracy: float = pld.PLANNING_ACCURACY,
+) -> Array:
+    """Epsilon (upper bound) of each sampled Gaussian at its delta; `accuracy` is what the tight accountant's grid may add to it.
 
     Example:
         >>> spend([0.01, 0.02], 1.0, 1_000, 1e-5).round(2).tolist()
@@ -39,13 +46,13 @@ def spend(rate: ArrayLike, noise_multiplier: ArrayLike, steps: ArrayLike, delta:
         [_rounded(columns[0], np.ceil, np.maximum, 1.0), _rounded(columns[1], np.floor, np.minimum, np.inf), *columns[2:]], axis=1
     )
     distinct, back = _distinct(table)
-    keys = [(accountant, *row) for row in distinct.tolist()]
+    keys = [(accountant, accuracy, *row) for row in distinct.tolist()]
     new = np.array([key not in _memory for key in keys], bool)
     if new.any():
-        values = _evaluated(distinct[new], accountant)
+        values = _evaluated(distinct[new], accountant, accuracy)
         if len(_memory) + len(values) > _MOST_REMEMBERED:
             _memory.clear()
-            new[:], values = True, _evaluated(distinct, accountant)
+            new[:], values = True, _evaluated(distinct, accountant, accuracy)
         _memory.update(zip((key for key, is_new in zip(keys, new, strict=True) if is_new), values.tolist(), strict=True))
     return np.array([_memory[key] for key in keys])[back]
 
@@ -65,7 +72,7 @@ _memory: dict[tuple[float | str, ...], float] = {}  # what is known is a functio
 _MOST_REMEMBERED = 1 << 18
 
 
-def _evaluated(table: Array, accountant: Accountant) -> Array:
+def _evaluated(table: Array, accountant: Accountant, accuracy: float) -> Array:
     q, z, t, d = table.T
     out = np.zeros(len(table))
     used = (q > 0) & (t > 0) & np.isfinite(z)
@@ -74,7 +81,7 @@ def _evaluated(table: Array, accountant: Accountant) -> Array:
     rows = np.flatnonzero(used & (z > 0))
     if len(rows):
         part = [c[rows] for c in (q, z, t, d)]
-        out[rows] = rdp.spend(*part)[0] if accountant == "rdp" else pld.spend(*part)
+        out[rows] = rdp.spend(*part)[0] if accountant == "rdp" else pld.spend(*part, accuracy)
     return out
 
 

@@ -6,7 +6,8 @@ mean rate is the one asked for. A rate never exceeds 1; a group that meets this 
 the plan says so; with m < 1 its clip takes up the rest: from there on its noise multiplier falls as 1/v, so that no mix is too close to 1.
 
 Guarantee: every mean rate below 1 has its noise, but where a group would be left out (see `mixed`).
-Proof: the mean rate grows with z, up to 1 where z affords everybody every step. It is bracketed by steps that double, then cut down.
+Proof: the mean rate grows with z, from what costs nothing without any noise up to 1, where z affords everybody every step. It is bracketed
+    by steps that double, then cut down.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.accounting import Accountant, noise_for
-from sartor.accounting.solve import Family, are_few, expected_waste, intensities, interpolated, rare_rate
+from sartor.accounting.solve import MOST_WASTE, Family, are_few, expected_waste, intensities, interpolated, rare_rate
 from sartor.errors import Infeasible, SartorError
 from sartor.plans.problem import Parameters, Problem, everyone
 from sartor.plans.registry import register
@@ -32,6 +33,7 @@ _COARSE = 0.02  # the same for the tight accountant, while the mean rate is far 
 _FEW_KNOTS = 5  # that stand for more groups than these while the tight accountant is asked where the noise lies
 _REACH = 1.5  # of a first step, in logarithms of the noise
 _LEAST_SLOPE = 1e-9  # of the mean rate in the noise: it is about the mix, and less where groups are drawn at every step
+_FOLLOW = 10.0  # by how much more than the noise intensities may move
 _STALLED = 3  # trials in which secants should have halved the gap; if not, the bracket is halved
 _MOST_TRIALS = 200
 
@@ -58,6 +60,10 @@ def mixed(problem: Problem, mix: float) -> Parameters:
     if problem.mean_rate >= 1:
         noise = noise_for(problem.epsilon, problem.delta, rate=1.0, steps=problem.steps, accountant=problem.accountant)
         return Parameters(everyone(1.0, problem.epsilon), everyone(noise.max(), problem.epsilon))
+    seldom = np.minimum(np.exp(rare_rate(problem.steps)(problem.delta)), 1.0)
+    if (mean := float(np.average(seldom, weights=problem.weight))) >= problem.mean_rate:
+        # everybody can be used at all with a probability below their delta, which costs nothing
+        return Parameters(seldom * (problem.mean_rate / mean), everyone(0.0, problem.epsilon))
     log_noise, v, slope = _balance(problem, mix, "rdp", *_start(problem), 1.0)
     if problem.accountant == "pld":
         log_noise, v, _ = _balance(problem, mix, "pld", *_shift(problem, log_noise, v), slope)
@@ -162,17 +168,21 @@ def _search(
     """Bracketed secants on the logarithm of the mean rate over the one asked for, towards `goal`.
 
     `waste` is how coarsely intensities are solved at first; a gap that this could explain is looked at again before it counts. What is
-    spent follows v over the noise, so where each evaluation counts (`warm`), intensities are carried along with the noise.
+    spent follows v over the noise, so where each evaluation counts (`warm`), intensities are carried along with the noise, by as much as
+    they moved with it last.
     """
     low, high, reach = -np.inf, np.inf, _REACH
     last: tuple[float, float] | None = None
+    before, follow = v, np.ones_like(v)
     gaps: list[float] = []
     for _ in range(_MOST_TRIALS):
         family = _family(problem, mix, log_noise)
         v = solve(family, v, waste)
         gap = _gap(problem, family, v) - goal
         if waste > _ROUGH and abs(gap) < 4 * waste:
-            waste = max(_ROUGH, min(abs(gap), waste) / 10)
+            if waste > MOST_WASTE:  # what guesses said of where the noise lies is not what the accountant says
+                low, high, last, gaps = -np.inf, np.inf, None, []
+            waste = max(_ROUGH, min(abs(gap), waste, MOST_WASTE) / 10)
             continue
         if abs(gap) < _CLOSE:
             return log_noise, v, slope
@@ -181,6 +191,8 @@ def _search(
         low, high = (log_noise, high) if gap < 0 else (low, log_noise)
         if last is not None and log_noise != last[0]:
             slope = float(np.clip((gap - last[1]) / (log_noise - last[0]), _LEAST_SLOPE, 20.0))
+            follow = np.clip(np.log(v / before) / (log_noise - last[0]), 0.0, _FOLLOW)
+        before = v
         last = (log_noise, gap)
         step = float(np.clip(-gap / slope, -reach, reach))
         reach = 2 * reach if abs(step) == reach else _REACH
@@ -188,9 +200,9 @@ def _search(
         stalled = len(gaps) > _STALLED and gaps[-1] > gaps[-1 - _STALLED] / 2
         inside = low < log_noise + step < high and not stalled
         log_noise = log_noise + step if inside or np.isinf(high - low) else (low + high) / 2
-        waste = float(np.clip(abs(gap) / 10, _ROUGH, waste))
+        waste = float(np.clip(abs(gap) / 10, _ROUGH, waste)) if waste <= MOST_WASTE else waste
         if warm:
-            v = v * np.exp(np.clip(log_noise - last[0], -10.0, 10.0))
+            v = v * np.exp(np.clip(follow * (log_noise - last[0]), -10.0, 10.0))
     raise Infeasible(
         f'no noise gives rates with a mean of {problem.mean_rate:.3g} under these budgets; ask for another batch, or use scheme "scale".'
     )
