@@ -80,7 +80,7 @@ def _evaluated(table: Array, accountant: Accountant, accuracy: float) -> Array:
     out[used & (z == 0)] = np.inf
     rows = np.flatnonzero(used & (z > 0))
     if len(rows):
-        part = [c[rows] for c in (q, z, t, d)]
+        part = q[rows], z[rows], t[rows], d[rows]
         out[rows] = rdp.spend(*part)[0] if accountant == "rdp" else pld.spend(*part, accuracy)
     return out
 
