@@ -7,10 +7,8 @@ one stand-in record with clip 0: it contributes nothing, and models and losses t
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from sartor.errors import SartorError
 from sartor.sgd.alone import Alone, Pair
 from sartor.sgd.check import Unchecked
+from sartor.sgd.generators import repeatable
 from sartor.sgd.pristine import Pristine
 from sartor.sgd.rows import Likeness
 from sartor.sgd.run import Exhausted, Piece, Run
@@ -165,38 +164,24 @@ class _Fetched(Dataset[Any]):
         if self.is_plain:
             rows = torch.tensor(indices)
             return [tensor[rows] for tensor in self.dataset.tensors]  # type: ignore[attr-defined]
-        with seeded(seed):
-            return (self._collate or default_collate)(self._records(indices))
+        return self._under(seed, lambda: (self._collate or default_collate)(self._records(indices)))
 
     def fetch(self, indices: Sequence[int], seed: int) -> list[Any]:
         """Some records under the random numbers of a seed."""
-        with seeded(seed):
-            return self._records(indices)
+        found: list[Any] = self._under(seed, lambda: self._records(indices))
+        return found
 
     def collate(self, items: list[Any], seed: int) -> Any:
         """Records as one batch, likewise."""
-        with seeded(seed):
-            return (self._collate or default_collate)(items)
+        return self._under(seed, lambda: (self._collate or default_collate)(items))
+
+    def _under(self, seed: int, make: Callable[[], Any]) -> Any:
+        return repeatable(seed, make, self.dataset, self._collate)
 
     def _records(self, indices: Sequence[int]) -> list[Any]:
         together = getattr(self.dataset, "__getitems__", None)
         items: list[Any] = together(list(indices)) if together else [self.dataset[i] for i in indices]
         return items
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Torch's, NumPy's and Python's common random numbers from a seed; afterwards they go on as if nothing had been."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        random.seed(seed)
-        try:
-            yield
-        finally:
-            np.random.set_state(numpy_state)  # noqa: NPY002
-            random.setstate(python_state)
 
 
 def _as_is(fetched: Any) -> Any:

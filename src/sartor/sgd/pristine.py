@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import random
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,16 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sartor.sgd.check import Unchecked
+from sartor.sgd.generators import COMMON
 
 _LARGE = 2**20  # bytes that are not copied
 _SOME = 100  # entries of a list that is not copied
-# the random numbers that are common to all: a copy of a function that draws from them draws from the same
-_COMMON = (np.random.mtrand._rand, random._inst, torch.default_generator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +56,7 @@ class Pristine:
 
     def _copies(self, everything: bool) -> Copies:
         kept = self._kept
-        memo = {id(value): value for value in (*kept.model.parameters(), *kept.model.buffers(), *_COMMON, *(self._spared or ()))}
+        memo = {id(value): value for value in (*kept.model.parameters(), *kept.model.buffers(), *COMMON, *(self._spared or ()))}
         try:
             memo[id(kept.dataset)] = dataset = _light(kept.dataset)
             model, loss = (deep(kept.model, memo), deep(kept.loss, memo)) if everything else (kept.model, kept.loss)
@@ -111,7 +108,7 @@ def _light(dataset: Any) -> Any:
         if isinstance(value, Dataset):
             made.__dict__[name] = _light(value)
         elif not _is_large(value):
-            made.__dict__[name] = deep(value, {id(value): value for value in _COMMON})
+            made.__dict__[name] = deep(value, {id(value): value for value in COMMON})
     return made
 
 

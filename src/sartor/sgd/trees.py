@@ -36,7 +36,7 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
         return list(value.items()) + _beside(value)
     if isinstance(value, list | tuple):
         return [*enumerate(value), *_beside(value)]
-    found = _attributes(value)
+    found = attributes(value)
     return list(found.items()) if found else None
 
 
@@ -53,7 +53,8 @@ def _beside(value: Any) -> list[tuple[Any, Any]]:
     return [(_Beside(name), part) for name, part in found if name != "data" and not name.startswith("_")]
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes(value: Any) -> dict[str, Any]:
+    """What an object carries by names: its slots and its dictionary."""
     slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
     return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
 
