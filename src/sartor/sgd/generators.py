@@ -51,7 +51,7 @@ def repeatable(seed: int, make: Callable[[], Any], *owners: Any) -> Any:
 
 @contextmanager
 def seeded(seed: int, generators: Sequence[Any] = ()) -> Iterator[None]:
-    """The common random numbers of torch, NumPy and Python from a seed, and these generators; afterwards all go on as if nothing had been."""
+    """The common random numbers of torch, NumPy and Python from a seed, and these generators; all go on afterwards as before."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     states = [_state(generator) for generator in generators]
     with torch.random.fork_rng(devices=[]):
@@ -110,7 +110,7 @@ def _within(value: Any) -> Iterator[Any]:
         yield from (value.func, value.args, value.keywords)
     elif not isinstance(value, types.BuiltinFunctionType):
         yield from attributes(value).values()
-        yield from _methods(type(value))
+        yield from _methods(type(value))  # type: ignore[arg-type]
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Any]:
@@ -140,7 +140,7 @@ def _methods(kind: type) -> tuple[Any, ...]:
 
 def _seed(generator: Any, sequence: np.random.SeedSequence) -> None:
     if isinstance(generator, np.random.RandomState):
-        fresh = type(generator._bit_generator)(sequence).state  # type: ignore[attr-defined]
+        fresh = type(generator._bit_generator)(sequence).state
         generator.set_state({**fresh, "has_gauss": 0, "gauss": 0.0})
     elif isinstance(generator, np.random.Generator | np.random.BitGenerator):
         bits: Any = generator.bit_generator if isinstance(generator, np.random.Generator) else generator

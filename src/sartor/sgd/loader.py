@@ -8,7 +8,7 @@ one stand-in record with clip 0: it contributes nothing, and models and losses t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from sartor.errors import SartorError
-from sartor.sgd.alone import Alone, Pair
+from sartor.sgd.alone import RECORDS, SEEDS, Alone, Pair
 from sartor.sgd.check import Unchecked
 from sartor.sgd.generators import repeatable
 from sartor.sgd.pristine import Pristine
+from sartor.sgd.reach import Reach
 from sartor.sgd.rows import Likeness
 from sartor.sgd.run import Exhausted, Piece, Run
 from sartor.sgd.sampling import PoissonSampler
+from sartor.sgd.stores import stores
 
 Collate = Callable[[list[Any]], Any]
 
@@ -47,7 +49,7 @@ class PrivateLoader:
         """Examples of the batch at hand beside themselves alone, if it is checked. Secret."""
         self.loss_is_seen = False
         """Whether whoever iterates goes on to compare losses and gradients, as `fit` does."""
-        self._warned = False
+        self._said: set[str] = set()
         self.renewed: Callable[[], Pristine] | None = None
         """Where public changes are made between steps, as by callbacks: what is compared with is copied anew before each comparison."""
         self.pristine = pristine
@@ -89,6 +91,8 @@ class PrivateLoader:
         if self.renewed is not None and self._alone.has_passed:
             self.pristine = self.renewed()
         self.checked = list(self._alone.pairs(self._way, piece.step, piece.seed, piece.indices, batch))
+        if not self._is_plain:
+            self._refuse_reach(piece)
         if self.loss_is_seen:
             return
         worst = max(pair.likeness for pair in self.checked)
@@ -98,13 +102,10 @@ class PrivateLoader:
                 "else is in the batch (packed sequences, statistics of the batch), and what a loop of your own makes of it cannot be seen; "
                 "return a row for each record, or train with sartor.fit, which sees the loss."
             )
-        if worst is Likeness.PADDED and not self._warned:
-            self._warned = True
-            warnings.warn(
+        if worst is Likeness.PADDED:
+            self._say(
                 "records are padded to the longest of their batch, and the loss of a loop of your own cannot be seen: it must not depend "
-                "on how far they are padded (a mean over positions does).",
-                Unchecked,
-                stacklevel=3,
+                "on how far they are padded (a mean over positions does)."
             )
         self.passed()
 
@@ -112,9 +113,31 @@ class PrivateLoader:
         """The comparison of the batch at hand went well to its end: until one has, every batch of two or more is compared."""
         self._alone.passed(self.checked[0].rows)
 
-    def _way(self) -> _Fetched:
+    def _refuse_reach(self, piece: Piece) -> None:
+        """Refuse a batch with a record that is made of others' too, wherever the data set keeps them."""
+        kept = None if self.pristine is None else self.pristine.kept
+        if kept is None:
+            return  # nothing can be copied, which was said
+        held = stores(kept.dataset, kept.collate)
+        generator = self.run.stream.generator("others", piece.step)
+        records = generator.choice(piece.indices, size=min(RECORDS, len(piece.indices)), replace=False).tolist()
+        seeds = range(piece.seed, piece.seed + (1 if self._alone.has_passed else SEEDS))
+        reach = Reach(held, lambda instead, record, seed: self._way(instead).batch([record], seed), generator)
+        if not reach.refuse(records, seeds):
+            held.unseen.add("records that fail beside others'")
+        if held.unseen:
+            what = ", ".join(sorted(held.unseen))
+            self._say(f"whether a record is made of other people's too cannot be seen: they cannot be replaced in the data set ({what}).")
+
+    def _say(self, sentence: str) -> None:
+        """What cannot be seen is said once."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            warnings.warn(sentence, Unchecked, stacklevel=4)
+
+    def _way(self, instead: Mapping[int, Any] | None = None) -> _Fetched:
         assert self.pristine is not None
-        fresh = self.pristine.records()
+        fresh = self.pristine.records(instead)
         return _Fetched(fresh.dataset, fresh.collate)
 
     def __repr__(self) -> str:

@@ -10,10 +10,9 @@ Breaks if: something cannot be copied (then it is used itself, and said), or rem
 from __future__ import annotations
 
 import copy
-import itertools
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +22,10 @@ from torch.utils.data import Dataset
 
 from sartor.sgd.check import Unchecked
 from sartor.sgd.generators import COMMON
+from sartor.sgd.trees import attributes
 
-_LARGE = 2**20  # bytes that are not copied
-_SOME = 100  # entries of a list that is not copied
+LARGE = 2**20  # bytes that are not copied
+SOME = 100  # entries of a container that are copied with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,21 +50,29 @@ class Pristine:
         """Copies of all, which nothing has gone through."""
         return self._copies(True) if self._can else self._kept
 
-    def records(self) -> Copies:
-        """The same, with the model and the loss that are kept: for those who only make batches."""
-        return self._copies(False) if self._can else self._kept
+    def records(self, instead: Mapping[int, Any] | None = None) -> Copies:
+        """The same, with the model and the loss that are kept: for those who only make batches. `instead` has what is put in the place of
+        parts of what is `kept`, by their ids."""
+        return self._copies(False, instead) if self._can else self._kept
 
-    def _copies(self, everything: bool) -> Copies:
+    @property
+    def kept(self) -> Copies | None:
+        """What copies are made of, to be looked at alone; None where there are none."""
+        return self._kept if self._can else None
+
+    def _copies(self, everything: bool, instead: Mapping[int, Any] | None = None) -> Copies:
         kept = self._kept
         memo = {id(value): value for value in (*kept.model.parameters(), *kept.model.buffers(), *COMMON, *(self._spared or ()))}
         try:
-            memo[id(kept.dataset)] = dataset = _light(kept.dataset)
+            memo.update(instead or {})
+            dataset = memo[id(kept.dataset)] if id(kept.dataset) in memo else _object(kept.dataset, memo)
+            memo[id(kept.dataset)] = dataset
             model, loss = (deep(kept.model, memo), deep(kept.loss, memo)) if everything else (kept.model, kept.loss)
             return Copies(model, loss, deep(kept.collate, memo), dataset)
         except Exception as error:  # whatever a class makes of being copied
             if self._spared is None:
                 self._spared = tuple(_uncopied(kept, memo))
-                return self._copies(everything)
+                return self._copies(everything, instead)
             self._can = False
             warnings.warn(
                 f"the model, the loss, the collate function or the data set cannot be copied ({type(error).__name__}), so what they keep "
@@ -76,11 +84,11 @@ class Pristine:
 
 
 def _uncopied(kept: Copies, memo: dict[int, Any]) -> Iterator[Any]:
-    owners = [*kept.model.modules(), kept.loss, getattr(kept.loss, "_given", None), kept.collate]
+    owners = [*kept.model.modules(), kept.loss, getattr(kept.loss, "_given", None), kept.collate, kept.dataset]
     for owner in owners:
         for value in getattr(owner, "__dict__", {}).values():
             try:
-                deep(value, dict(memo))
+                light(value, dict(memo))
             except Exception:  # whatever a class makes of being copied
                 if not isinstance(value, dict | nn.Module):
                     yield value
@@ -99,24 +107,42 @@ def deep(value: Any, memo: dict[int, Any]) -> Any:
     return made
 
 
-def _light(dataset: Any) -> Any:
-    """A copy of a data set with its small parts copied and its records its own."""
-    if not hasattr(dataset, "__dict__"):
-        return dataset
-    made = copy.copy(dataset)
-    for name, value in vars(dataset).items():
-        if isinstance(value, Dataset):
-            made.__dict__[name] = _light(value)
-        elif not _is_large(value):
-            made.__dict__[name] = deep(value, {id(value): value for value in COMMON})
+def light(value: Any, memo: dict[int, Any]) -> Any:
+    """A copy of what a data set is made of: containers are copied, however large, but their records (the entries of a large one, large
+    tensors and arrays) are shared. `memo` has what is put in the place of something, as for `copy.deepcopy`."""
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, Tensor | np.ndarray):
+        return value if value.nbytes > LARGE else deep(value, memo)
+    if isinstance(value, list | tuple | dict | set):
+        return _container(value, memo)
+    return _object(value, memo) if isinstance(value, Dataset) else deep(value, memo)
+
+
+def _object(value: Any, memo: dict[int, Any]) -> Any:
+    held = attributes(value)
+    if not held:
+        return light(value, memo) if isinstance(value, list | tuple | dict | set) else value
+    memo[id(value)] = made = copy.copy(value)
+    for name, part in held.items():
+        object.__setattr__(made, name, light(part, memo))
     return made
 
 
-def _is_large(value: Any) -> bool:
-    if isinstance(value, Tensor | np.ndarray):
-        return value.nbytes > _LARGE
-    if isinstance(value, list | tuple | dict | set):
-        some = list(itertools.islice(value.values() if isinstance(value, dict) else value, _SOME))
-        held = [part for entry in some for part in (entry if isinstance(entry, list | tuple) else [entry])]
-        return len(value) > _SOME or sum(part.nbytes for part in held if isinstance(part, Tensor | np.ndarray)) > _LARGE
-    return False
+def _container(value: Any, memo: dict[int, Any]) -> Any:
+    if len(value) > SOME:
+        memo[id(value)] = made = copy.copy(value)
+        return made
+    if type(value) is tuple:
+        return tuple(light(part, memo) for part in value)
+    if type(value) is list:
+        entries: list[Any] = []
+        memo[id(value)] = entries
+        entries.extend(light(part, memo) for part in value)
+        return entries
+    if type(value) is dict:
+        named: dict[Any, Any] = {}
+        memo[id(value)] = named
+        named.update((key, light(part, memo)) for key, part in value.items())
+        return named
+    return deep(value, memo)
