@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sartor.errors import SartorError
 from sartor.sgd.alone import RECORDS, SEEDS, Alone, Pair
+from sartor.sgd.changes import Path, changed, follow, state
 from sartor.sgd.check import Unchecked
 from sartor.sgd.generators import repeatable
 from sartor.sgd.pristine import Pristine
@@ -50,12 +52,12 @@ class PrivateLoader:
         self.loss_is_seen = False
         """Whether whoever iterates goes on to compare losses and gradients, as `fit` does."""
         self._said: set[str] = set()
-        self.renewed: Callable[[], Pristine] | None = None
-        """Where public changes are made between steps, as by callbacks: what is compared with is copied anew before each comparison."""
         self.pristine = pristine
         """Data set, collate function, model and loss from before the first batch, or None where nothing is compared."""
         self._alone = Alone(run.stream, run.plan.steps)
         self._is_plain = _Fetched(dataset, collate).is_plain
+        self._before: dict[Path, Any] | None = None
+        run.when_stepped(self._stepped)
 
     def __len__(self) -> int:
         """Steps that are left."""
@@ -79,6 +81,7 @@ class PrivateLoader:
             self.run.begin(piece)
             self._compare(piece, batch)
             yield batch
+            self._follow_loop()
 
     def _compare(self, piece: Piece, batch: Any) -> None:
         """Refuse a batch in which a record is not what it is alone; say what could not be seen."""
@@ -88,8 +91,6 @@ class PrivateLoader:
             return
         if self._is_plain and not self.loss_is_seen:
             return  # rows of tensors, taken by their numbers here
-        if self.renewed is not None and self._alone.has_passed:
-            self.pristine = self.renewed()
         self.checked = list(self._alone.pairs(self._way, piece.step, piece.seed, piece.indices, batch))
         if not self._is_plain:
             self._refuse_reach(piece)
@@ -108,6 +109,34 @@ class PrivateLoader:
                 "on how far they are padded (a mean over positions does)."
             )
         self.passed()
+
+    @contextmanager
+    def public_changes(self, **beside: Any) -> Iterator[None]:
+        """What is changed inside, in the data set, the collate function and what is `beside` them, is public: the copies that examples are
+        compared by follow it, and it alone."""
+        before = state(self._watched(beside))
+        yield
+        self._follow(before, beside)
+
+    def _watched(self, beside: Mapping[str, Any]) -> dict[str, Any]:
+        # workers have a data set and a collate function of their own, which nobody changes from here
+        return {**beside, **({} if self.workers else {"dataset": self.dataset, "collate": self.collate})}
+
+    def _follow(self, before: Mapping[Path, Any], beside: Mapping[str, Any]) -> None:
+        kept, live = None if self.pristine is None else self.pristine.kept, self._watched(beside)
+        paths = changed(before, state(live))
+        if kept is not None and paths:
+            shared = (*self.run.engine.model.parameters(), *self.run.engine.model.buffers())
+            follow(paths, live, {name: getattr(kept, name) for name in live}, {id(value): value for value in shared})
+
+    def _stepped(self) -> None:
+        """After the step of a loop of one's own: what the loop changes from here to the next batch is public."""
+        self._before = None if self.loss_is_seen or self._is_plain or self.pristine is None else state(self._watched({}))
+
+    def _follow_loop(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            self._follow(before, {})
 
     def passed(self) -> None:
         """The comparison of the batch at hand went well to its end: until one has, every batch of two or more is compared."""

@@ -57,9 +57,9 @@ class Store:
         """The same store with these rows of it in order."""
         value = self.value
         if isinstance(value, Tensor):
-            return value[torch.from_numpy(rows).to(value.device)]
+            return value.detach().index_select(0, torch.from_numpy(rows).to(value.device))  # far quicker than by brackets
         if isinstance(value, np.ndarray):
-            return value[rows]
+            return value.take(rows, 0)
         if hasattr(value, "iloc"):
             made = value.iloc[rows]
             made.index = value.index
