@@ -91,6 +91,7 @@ class PrivateLoader:
             return
         if self._is_plain and not self.loss_is_seen:
             return  # rows of tensors, taken by their numbers here
+        self.pristine.refuse_moved()
         self.checked = list(self._alone.pairs(self._way, piece.step, piece.seed, piece.indices, batch))
         if not self._is_plain:
             self._refuse_reach(piece)
@@ -123,11 +124,13 @@ class PrivateLoader:
         return {**beside, **({} if self.workers else {"dataset": self.dataset, "collate": self.collate})}
 
     def _follow(self, before: Mapping[Path, Any], beside: Mapping[str, Any]) -> None:
-        kept, live = None if self.pristine is None else self.pristine.kept, self._watched(beside)
+        live = self._watched(beside)
         paths = changed(before, state(live))
-        if kept is not None and paths:
+        kept = None if self.pristine is None else self.pristine.kept
+        if self.pristine is not None and kept is not None and paths:
             shared = (*self.run.engine.model.parameters(), *self.run.engine.model.buffers())
             follow(paths, live, {name: getattr(kept, name) for name in live}, {id(value): value for value in shared})
+            self.pristine.moved_in_public()
 
     def _stepped(self) -> None:
         """After the step of a loop of one's own: what the loop changes from here to the next batch is public."""

@@ -4,7 +4,8 @@ A batch may leave something behind where nobody looks: in a plain attribute, a c
 part in the batch must not do it with objects that have seen the batch, or both agree on what it left. So copies are kept from the begin
 that nothing goes through; each comparison takes copies of those. Parameters and buffers are the model's own, which are watched elsewhere.
 
-Breaks if: something cannot be copied (then it is used itself, and said), or remembers in global variables.
+Breaks if: something cannot be copied (then it is used itself, and said), remembers in global variables, or inside of the entries of a
+    container of more than `SOME`, which copies share. Large tensors and arrays are shared too; who writes into one is refused.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from sartor.errors import SartorError
 from sartor.sgd.check import Unchecked
 from sartor.sgd.generators import COMMON
 from sartor.sgd.trees import attributes
 
 LARGE = 2**20  # bytes that are not copied
 SOME = 100  # entries of a container that are copied with it
+_MOST = 10_000  # objects that are looked into
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,19 @@ class Pristine:
         self._kept, self._can = Copies(model, loss, collate, dataset), True
         self._spared: tuple[Any, ...] | None = None  # parts that cannot be copied (locks, files): they are used themselves
         self._kept = self.fresh()
+        self._large = [(value, _sum(value)) for value in _shared(dataset, {})]
+
+    def refuse_moved(self) -> None:
+        """Refuse a data set that wrote into large tensors or arrays, which copies share, since the begin or the last change in public."""
+        if any(_sum(value) != before for value, before in self._large):
+            raise SartorError(
+                f"the data set changes a tensor or an array of more than {LARGE >> 20} MiB as records are fetched, so nobody can see what "
+                "one record leaves there for another; keep what is made of records (a cache) in a dictionary by their numbers."
+            )
+
+    def moved_in_public(self) -> None:
+        """What changed by now was changed by public code."""
+        self._large = [(value, _sum(value)) for value, _ in self._large]
 
     def fresh(self) -> Copies:
         """Copies of all, which nothing has gone through."""
@@ -127,6 +143,30 @@ def _object(value: Any, memo: dict[int, Any]) -> Any:
     for name, part in held.items():
         object.__setattr__(made, name, light(part, memo))
     return made
+
+
+def _shared(value: Any, met: dict[int, Any]) -> Iterator[Any]:
+    """The tensors and arrays in a data set that `light` does not copy, as far as they can be written into."""
+    if id(value) in met or len(met) > _MOST:
+        return
+    met[id(value)] = value
+    if isinstance(value, Tensor | np.ndarray):
+        if value.nbytes > LARGE and (isinstance(value, Tensor) or (value.flags.writeable and not isinstance(value, np.memmap))):
+            yield value
+    elif isinstance(value, list | tuple | dict):
+        for part in (value.values() if isinstance(value, dict) else value) if len(value) <= SOME else ():
+            yield from _shared(part, met)
+    elif isinstance(value, Dataset):
+        for part in attributes(value).values():
+            yield from _shared(part, met)
+
+
+def _sum(value: Any) -> Any:
+    """What moves when a tensor or an array is written into."""
+    if isinstance(value, Tensor):
+        return value._version
+    words = value.view(f"u{value.itemsize}") if value.itemsize in (1, 2, 4, 8) and not value.dtype.hasobject else None
+    return None if words is None else int(np.add.reduce(words, axis=None, dtype=np.uint64))
 
 
 def _container(value: Any, memo: dict[int, Any]) -> Any:
