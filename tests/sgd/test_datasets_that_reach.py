@@ -1,6 +1,7 @@
 """Data sets that make a record of other people's too are refused, wherever they keep them; those that make it of its own row are not."""
 
 import warnings
+from collections import deque
 
 import numpy as np
 import pytest
@@ -112,6 +113,27 @@ class Around(Holds):
         return x + other, y
 
 
+class Table:
+    """Rows behind a class of one's own."""
+
+    def __init__(self):
+        self.rows = list(zip(INPUTS, TARGETS, strict=True))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+
+class OfATable(Holds):
+    def __init__(self):
+        super().__init__(table=Table())
+
+    def __getitem__(self, i):
+        return self.table[i][0] - self.table[i - 1][0], self.table[i][1]
+
+
 class LabelOfTheNext(Rows):
     def __getitem__(self, i):
         return self.x[i], self.y[(i + 1) % SIZE]
@@ -129,7 +151,8 @@ class Partner:
 
 
 REACHING = {
-    **{kind.__name__: kind for kind in (Mixup, NowAndThen, Neighbour, Nearest, Standardised, InALargeList, ByName, LabelOfTheNext)},
+    **{kind.__name__: kind for kind in (Mixup, NowAndThen, Neighbour, Nearest, Standardised, InALargeList, ByName)},
+    **{kind.__name__: kind for kind in (LabelOfTheNext, OfATable)},
     "around tensors": lambda: Around(TensorDataset(INPUTS.clone(), TARGETS.clone())),
     "a part of one": lambda: Subset(Mixup(), ORDER.tolist()),
     "two parts": lambda: ConcatDataset([Subset(Mixup(), range(60)), Subset(Mixup(), range(60))]),
@@ -241,6 +264,14 @@ class Mapped(Holds):
         return torch.from_numpy(np.array(self.x[i])), TARGETS[i]
 
 
+class InADeque(Holds):
+    def __init__(self):
+        super().__init__(records=deque(zip(INPUTS, TARGETS, strict=True)))
+
+    def __getitem__(self, i):
+        return self.records[i]
+
+
 class FailsOnOthers(Rows):
     def __init__(self):
         super().__init__()
@@ -252,7 +283,7 @@ class FailsOnOthers(Rows):
         return super().__getitem__(i)
 
 
-@pytest.mark.parametrize("data", [Mapped, lambda folder: FailsOnOthers()], ids=["mapped", "fails"])
+@pytest.mark.parametrize("data", [Mapped, lambda folder: InADeque(), lambda folder: FailsOnOthers()], ids=["mapped", "deque", "fails"])
 def test_records_that_cannot_be_replaced_are_told(data, tmp_path):
     with pytest.warns(Unchecked, match="made of other people's too cannot be seen"):
         assert train(data(tmp_path), "fit") == 4

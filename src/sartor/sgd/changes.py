@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from sartor.sgd.generators import COMMON
 from sartor.sgd.pristine import SOME, light
 from sartor.sgd.trees import attributes
 
@@ -47,12 +48,15 @@ def state(roots: Mapping[str, Any]) -> dict[Path, Any]:
 
 def changed(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> list[Path]:
     """The paths at which something was changed, came or went; of those within one another the outermost."""
-    moved = {path for path in {**before, **after} if path not in before or path not in after or not _equal(before[path], after[path])}
-    return sorted((path for path in moved if not any(path[:end] in moved for end in range(1, len(path)))), key=repr)
+    paths = [path for path in {**before, **after} if path not in before or path not in after or not _equal(before[path], after[path])]
+    moved = set(paths)
+    return [path for path in paths if not any(path[:end] in moved for end in range(1, len(path)))]
 
 
-def follow(paths: list[Path], live: Mapping[str, Any], copies: Mapping[str, Any], memo: Mapping[int, Any]) -> None:
-    """Make changes in copies that were made in what they are copies of."""
+def follow(paths: list[Path], live: Mapping[str, Any], copies: Mapping[str, Any], shared: Iterable[Any]) -> None:
+    """Make changes in copies that were made in what they are copies of; `shared` is what both use themselves."""
+    memo = {id(value): value for value in (*shared, *COMMON)}
+    memo.update((id(root), copies[name]) for name, root in live.items() if root is not None)
     for path in paths:
         (_, root), *inner = path
         try:

@@ -129,7 +129,7 @@ class PrivateLoader:
         kept = None if self.pristine is None else self.pristine.kept
         if self.pristine is not None and kept is not None and paths:
             shared = (*self.run.engine.model.parameters(), *self.run.engine.model.buffers())
-            follow(paths, live, {name: getattr(kept, name) for name in live}, {id(value): value for value in shared})
+            follow(paths, live, {name: getattr(kept, name) for name in live}, shared)
             self.pristine.moved_in_public()
 
     def _stepped(self) -> None:

@@ -1,6 +1,6 @@
 """Where a data set keeps its records: what it holds that has a row for each of them, and the same with other people's rows in it.
 
-A store is a tensor, array, list, tuple, dictionary or data frame with as many rows as the data set has records, wherever it lies in the
+A store is a tensor, array, list, tuple or dictionary with as many rows as the data set has records, wherever it lies in the
 data set, the collate function, or a data set within (a `Subset` of something, the parts of a `ConcatDataset`).
 
 Breaks if: records lie elsewhere: in global variables, class attributes, files and data bases, or in stores of another length. Whole numbers
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from sartor.sgd.packages import package_of
 from sartor.sgd.pristine import SOME, deep
 from sartor.sgd.trees import attributes
 
@@ -60,10 +61,6 @@ class Store:
             return value.detach().index_select(0, torch.from_numpy(rows).to(value.device))  # far quicker than by brackets
         if isinstance(value, np.ndarray):
             return value.take(rows, 0)
-        if hasattr(value, "iloc"):
-            made = value.iloc[rows]
-            made.index = value.index
-            return made
         keys = list(value) if isinstance(value, dict) else range(len(value))
         entries = [value[keys[row]] for row in rows]
         entries = deep(entries, {}) if len(value) <= SOME else entries  # a small one would be copied with its entries
@@ -162,13 +159,22 @@ class _Walk:
         value = store.value
         if _is_ascending(value):
             return
-        known = isinstance(value, Tensor | np.ndarray | dict) or type(value) in (list, tuple) or hasattr(value, "iloc")
-        if not known or isinstance(value, np.memmap) or (isinstance(value, Tensor) and value.layout is not torch.strided):
+        if not (isinstance(value, Tensor | np.ndarray | dict) or type(value) in (list, tuple)):
+            self._around(store)
+        elif isinstance(value, np.memmap) or (isinstance(value, Tensor) and value.layout is not torch.strided):
             self.stores.unseen.add(type(value).__name__)
         elif isinstance(value, Tensor | np.ndarray) and value.nbytes > LARGEST:
             self.stores.unseen.add(f"{type(value).__name__} of {value.nbytes >> 20} MiB")
         else:
             self.stores.found.append(store)
+
+    def _around(self, store: Store) -> None:
+        """Something with rows: of a class of the user's, that is made of other stores, or else what cannot be replaced."""
+        before = len(self.stores.found) + len(self.stores.unseen)
+        for part in _within(store.value) if package_of(type(store.value)) is None else ():
+            self.visit(part, store.group, store.length, store.row_of)
+        if len(self.stores.found) + len(self.stores.unseen) == before:
+            self.stores.unseen.add(type(store.value).__name__)
 
 
 def _in_subset(indices: Any, row_of: Callable[[int], int | None], record: int) -> int | None:
