@@ -838,3 +838,184 @@ def test_what_was_refused_is_refused_again_when_it_is_tried_again():
     for _ in range(2):
         with refused("no row for each record"):
             next(iter(loader))
+
+
+# what callbacks, loops and large containers hide
+
+
+class BalancedInTraining:
+    """A loss over its own running mean, which moves in training alone."""
+
+    def __init__(self):
+        self.scale = 1.0
+
+    def __call__(self, outputs, targets):
+        losses = functional.cross_entropy(outputs, targets, reduction="none")
+        scale = self.scale
+        if outputs.requires_grad:
+            self.scale = 0.9 * scale + 0.1 * float(losses.detach().mean())
+        return losses / scale
+
+
+class FittedLate(FittedOnce):
+    """A scaler that is fitted on the sixth batch that it sees."""
+
+    seen = 0
+
+    def __call__(self, items):
+        inputs, targets = torch.utils.data.default_collate(items)
+        self.seen += len(items) > 1
+        if self.seen == 6:
+            self.most = inputs.abs().max()
+        return (inputs if self.most is None else inputs / self.most), targets
+
+
+@pytest.mark.parametrize("callbacks", [[], [lambda progress: None]], ids=["none", "one that does nothing"])
+def test_a_callback_hides_nothing_that_batches_leave_behind(callbacks):
+    with refused("call to the next"):
+        fit(nn.Linear(4, CLASSES), numbers(), loss=BalancedInTraining(), callbacks=callbacks)
+    with refused("not the same alone"):
+        fit(nn.Linear(4, CLASSES), numbers(), collate=FittedLate(), callbacks=callbacks, steps=60)
+
+
+class Curriculum(Dataset):
+    """Public settings that rise with the step: in an attribute, in a dictionary and in an object."""
+
+    def __init__(self):
+        self.data, self.level, self.settings, self.transform = numbers(), 0.1, {"level": 0.1}, Scaled()
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, i):
+        x, y = self.data[i]
+        return self.transform(x) * self.level * self.settings["level"], y
+
+    def rise(self, step):
+        self.level = self.settings["level"] = self.transform.by = 0.1 + 0.03 * step
+
+
+class Scaled:
+    by = 0.1
+
+    def __call__(self, x):
+        return x * self.by
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_public_settings_may_follow_the_step(workers):
+    data = Curriculum()
+    assert fit(nn.Linear(4, CLASSES), data, callbacks=[lambda p: data.rise(p.step)], steps=40, workers=workers).steps == 40
+    data, (budgets, plan) = Curriculum(), plan_for(numbers(), steps=40)
+    model = nn.Linear(4, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = sartor.make_private(model, optimizer, data, budgets, plan, seed=3, workers=workers)
+    for step, (inputs, targets) in enumerate(loader):
+        functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        data.rise(step)
+    assert optimizer.account().steps == 40
+
+
+class Numbers(Dataset):
+    """Numbers words as they come, in a dictionary that knows many beforehand; or keeps what it made of each record."""
+
+    def __init__(self, cache=False):
+        torch.manual_seed(0)
+        self.cache, self.words = cache, [f"word {int(n)}" for n in torch.randint(0, 1000, (60,))]
+        self.known = {i if cache else f"common {i}": torch.zeros(4) if cache else i for i in range(100, 300)}
+
+    def __len__(self):
+        return len(self.words)
+
+    def __getitem__(self, i):
+        if self.cache:
+            return self.known.setdefault(i, torch.full((4,), float(len(self.words[i])))), i % CLASSES
+        return torch.full((4,), float(self.known.setdefault(self.words[i], len(self.known)))), i % CLASSES
+
+
+@pytest.mark.parametrize("train", [fit, loop])
+def test_a_large_dictionary_that_grows_with_what_comes_is_seen_and_a_cache_is_not_mixing(train):
+    def run(data):
+        return fit(nn.Linear(4, CLASSES), data).steps if train is fit else loop(data, None, nn.Linear(4, CLASSES)).steps
+
+    with refused("not the same alone"):
+        run(Numbers())
+    assert run(Numbers(cache=True)) == 3
+
+
+@pytest.mark.parametrize("kind", [torch.zeros, np.zeros])
+def test_a_large_tensor_or_array_that_is_written_into_is_refused(kind):
+    class Bank(Augmented):
+        def __init__(self):
+            super().__init__()
+            self.bank = kind((2**18, 4))
+
+        def __getitem__(self, i):
+            self.bank[0] += 1
+            return self.data[i]
+
+    with refused("changes a tensor or an array"):
+        fit(nn.Linear(4, CLASSES), Bank())
+
+
+class HoldsBeside(UserDict):
+    """A mapping of one's own, with something beside its items."""
+
+    def __init__(self, items, **beside):
+        super().__init__(items)
+        vars(self).update(beside)
+
+
+class WithSlots(dict):
+    __slots__ = ("_scale",)
+
+
+@pytest.mark.parametrize("name", ["_scale", "scale"])
+@pytest.mark.parametrize("mixes", [True, False])
+def test_what_a_batch_carries_beside_its_items_is_looked_at_whatever_its_name(name, mixes):
+    def beside(items):
+        inputs, targets = torch.utils.data.default_collate(items)
+        return HoldsBeside({"inputs": inputs, "targets": targets}, **{name: inputs.abs().max() if mixes else 3})
+
+    def in_slots(items):
+        held = beside(items)
+        made = WithSlots(held)
+        made._scale = vars(held)[name]
+        return made
+
+    for collate in (beside, in_slots):
+        if mixes:
+            with refused("no row for each record"):
+                loop(numbers(), collate, nn.Linear(4, CLASSES))
+        else:
+            assert loop(numbers(), collate, nn.Linear(4, CLASSES)).steps == 3
+
+
+def test_a_mapping_that_keeps_its_items_in_a_private_name_is_copied_and_never_altered():
+    from collections.abc import MutableMapping
+
+    from sartor.sgd import trees
+
+    class Own(MutableMapping):
+        def __init__(self, items):
+            self._items = items
+
+        def __getitem__(self, key):
+            return self._items[key]
+
+        def __setitem__(self, key, value):
+            self._items[key] = value
+
+        def __delitem__(self, key):
+            del self._items[key]
+
+        def __iter__(self):
+            return iter(self._items)
+
+        def __len__(self):
+            return len(self._items)
+
+    held = Own({"x": 1})
+    assert dict(trees.mapped(lambda leaf: leaf + 1, held)) == {"x": 2}
+    assert dict(held) == {"x": 1}

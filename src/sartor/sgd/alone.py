@@ -36,7 +36,6 @@ MOST = 16
 RECORDS = 8
 SEEDS = 4
 REPEATED = 2
-CALLS = 24
 
 
 class Way(Protocol):
@@ -145,10 +144,9 @@ class _Compared:
         """A record that is not the same alone may change at random: then it must be the same, under the same random numbers, whoever the
         others are, when it is fetched and when it is collated; and, as far as can be seen, however many they are."""
         mine = self._place
-        if not self._draws_by_itself():
-            again = self._way().batch(self._indices, self._seed)
-            if likeness(real, mine, self._rows, again, mine, self._rows) is not Likeness.SAME:
-                _refuse()
+        again = self._way().batch(self._indices, self._seed)
+        if likeness(real, mine, self._rows, again, mine, self._rows) is not Likeness.SAME or self._remembers():
+            _refuse()
         for seed in range(self._seed, self._seed + self._seeds):
             items = self._way().fetch(self._indices, seed)
             if not self._is_fetched_alike(items, seed):
@@ -167,23 +165,11 @@ class _Compared:
             _refuse()
         return Pair(batch, mine, self._rows, only, mine, False, Likeness.SAME, lambda: only)
 
-    def _draws_by_itself(self) -> bool:
-        """Whether the data set has random numbers of its own: what it gives depends on how many records it gave before, not on which.
-        Refuses one that remembers which."""
-        others = [index for i, index in enumerate(self._indices) if i != self._place]
-
-        def after(earlier: list[int]) -> Any:
-            way = self._way()
-            if earlier:
-                way.fetch(earlier, self._seed)
-            return way.fetch([self._index], self._seed)[0]
-
-        alone = after([])
-        if all(_same(alone, after([self._index] * count)) for count in range(1, CALLS)) and _same(alone, after(others)):
-            return False
-        if not _same(after(others), after([self._index] * len(others))):
-            _refuse()
-        return True
+    def _remembers(self) -> bool:
+        """Whether a record comes out otherwise, under the same random numbers, once others were fetched."""
+        way = self._way()
+        way.fetch([index for i, index in enumerate(self._indices) if i != self._place], self._seed)
+        return not _same(way.fetch([self._index], self._seed)[0], self._way().fetch([self._index], self._seed)[0])
 
     def _is_fetched_alike(self, items: list[Any], seed: int) -> bool:
         """Whether the item is the same beside itself alone, or else at the head of others: most draw for one record after the other."""
@@ -201,7 +187,8 @@ def _refuse() -> None:
     raise SartorError(
         "a record is not the same alone as in its batch, nor the same in two batches under the same random numbers: the data set or the "
         "collate function reorders, mixes or remembers records (as sorting by length, mixup, scaling by the batch's maximum and scalers "
-        "fitted on the way do), so no one's influence can be bounded; keep their order and make each row from its own record alone."
+        "fitted on the way do), or draws random numbers that no seed repeats, so no one's influence can be bounded; keep their order, make "
+        "each row from its own record alone, and draw from torch, numpy, random or a generator in an attribute."
     )
 
 

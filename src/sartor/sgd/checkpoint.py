@@ -43,8 +43,9 @@ from sartor.errors import SartorError, SartorWarning
 from sartor.files import Lock, lock, sync_folder, write_private
 from sartor.plans import Plan
 from sartor.sgd.account import Account
+from sartor.sgd.generators import repeatable
 from sartor.sgd.identity import difference, identity, scheduler_identity
-from sartor.sgd.loader import PrivateLoader, seeded
+from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.run import Run
 from sartor.sgd.stream import Stream
@@ -102,13 +103,16 @@ def _data_digest(dataset: Any) -> str:
     if type(dataset) is ConcatDataset:
         return _digest(*(_data_digest(part).encode() for part in dataset.datasets))
     places = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _SAMPLED)).astype(int))
-    hashed = hashlib.blake2b(str(len(dataset)).encode(), digest_size=16)
-    with seeded(0):
+
+    def digest() -> str:
+        hashed = hashlib.blake2b(str(len(dataset)).encode(), digest_size=16)
         for i in places:
             for value in tree_flatten(dataset[int(i)])[0]:
                 hashed.update(_form(value))
                 hashed.update(_leaf(value))
-    return hashed.hexdigest()
+        return hashed.hexdigest()
+
+    return str(repeatable(0, digest, dataset))
 
 
 def _leaf(value: Any) -> bytes | memoryview:

@@ -7,9 +7,8 @@ one stand-in record with clip 0: it contributes nothing, and models and losses t
 
 from __future__ import annotations
 
-import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,12 +17,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from sartor.errors import SartorError
-from sartor.sgd.alone import Alone, Pair
+from sartor.sgd.alone import RECORDS, SEEDS, Alone, Pair
+from sartor.sgd.changes import Path, changed, follow, state
 from sartor.sgd.check import Unchecked
+from sartor.sgd.generators import repeatable
 from sartor.sgd.pristine import Pristine
+from sartor.sgd.reach import Reach
 from sartor.sgd.rows import Likeness
 from sartor.sgd.run import Exhausted, Piece, Run
 from sartor.sgd.sampling import PoissonSampler
+from sartor.sgd.stores import stores
 
 Collate = Callable[[list[Any]], Any]
 
@@ -48,13 +51,13 @@ class PrivateLoader:
         """Examples of the batch at hand beside themselves alone, if it is checked. Secret."""
         self.loss_is_seen = False
         """Whether whoever iterates goes on to compare losses and gradients, as `fit` does."""
-        self._warned = False
-        self.renewed: Callable[[], Pristine] | None = None
-        """Where public changes are made between steps, as by callbacks: what is compared with is copied anew before each comparison."""
+        self._said: set[str] = set()
         self.pristine = pristine
         """Data set, collate function, model and loss from before the first batch, or None where nothing is compared."""
         self._alone = Alone(run.stream, run.plan.steps)
         self._is_plain = _Fetched(dataset, collate).is_plain
+        self._before: dict[Path, Any] | None = None
+        run.when_stepped(self._stepped)
 
     def __len__(self) -> int:
         """Steps that are left."""
@@ -78,6 +81,7 @@ class PrivateLoader:
             self.run.begin(piece)
             self._compare(piece, batch)
             yield batch
+            self._follow_loop()
 
     def _compare(self, piece: Piece, batch: Any) -> None:
         """Refuse a batch in which a record is not what it is alone; say what could not be seen."""
@@ -87,9 +91,10 @@ class PrivateLoader:
             return
         if self._is_plain and not self.loss_is_seen:
             return  # rows of tensors, taken by their numbers here
-        if self.renewed is not None and self._alone.has_passed:
-            self.pristine = self.renewed()
+        self.pristine.refuse_moved()
         self.checked = list(self._alone.pairs(self._way, piece.step, piece.seed, piece.indices, batch))
+        if not self._is_plain:
+            self._refuse_reach(piece)
         if self.loss_is_seen:
             return
         worst = max(pair.likeness for pair in self.checked)
@@ -99,23 +104,72 @@ class PrivateLoader:
                 "else is in the batch (packed sequences, statistics of the batch), and what a loop of your own makes of it cannot be seen; "
                 "return a row for each record, or train with sartor.fit, which sees the loss."
             )
-        if worst is Likeness.PADDED and not self._warned:
-            self._warned = True
-            warnings.warn(
+        if worst is Likeness.PADDED:
+            self._say(
                 "records are padded to the longest of their batch, and the loss of a loop of your own cannot be seen: it must not depend "
-                "on how far they are padded (a mean over positions does).",
-                Unchecked,
-                stacklevel=3,
+                "on how far they are padded (a mean over positions does)."
             )
         self.passed()
+
+    @contextmanager
+    def public_changes(self, **beside: Any) -> Iterator[None]:
+        """What is changed inside, in the data set, the collate function and what is `beside` them, is public: the copies that examples are
+        compared by follow it, and it alone."""
+        before = state(self._watched(beside))
+        yield
+        self._follow(before, beside)
+
+    def _watched(self, beside: Mapping[str, Any]) -> dict[str, Any]:
+        # workers have a data set and a collate function of their own, which nobody changes from here
+        return {**beside, **({} if self.workers else {"dataset": self.dataset, "collate": self.collate})}
+
+    def _follow(self, before: Mapping[Path, Any], beside: Mapping[str, Any]) -> None:
+        live = self._watched(beside)
+        paths = changed(before, state(live))
+        kept = None if self.pristine is None else self.pristine.kept
+        if self.pristine is not None and kept is not None and paths:
+            shared = (*self.run.engine.model.parameters(), *self.run.engine.model.buffers())
+            follow(paths, live, {name: getattr(kept, name) for name in live}, shared)
+            self.pristine.moved_in_public()
+
+    def _stepped(self) -> None:
+        """After the step of a loop of one's own: what the loop changes from here to the next batch is public."""
+        self._before = None if self.loss_is_seen or self._is_plain or self.pristine is None else state(self._watched({}))
+
+    def _follow_loop(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            self._follow(before, {})
 
     def passed(self) -> None:
         """The comparison of the batch at hand went well to its end: until one has, every batch of two or more is compared."""
         self._alone.passed(self.checked[0].rows)
 
-    def _way(self) -> _Fetched:
+    def _refuse_reach(self, piece: Piece) -> None:
+        """Refuse a batch with a record that is made of others' too, wherever the data set keeps them."""
+        kept = None if self.pristine is None else self.pristine.kept
+        if kept is None:
+            return  # nothing can be copied, which was said
+        held = stores(kept.dataset, kept.collate)
+        generator = self.run.stream.generator("others", piece.step)
+        records = generator.choice(piece.indices, size=min(RECORDS, len(piece.indices)), replace=False).tolist()
+        seeds = range(piece.seed, piece.seed + (1 if self._alone.has_passed else SEEDS))
+        reach = Reach(held, lambda instead, record, seed: self._way(instead).batch([record], seed), generator)
+        if not reach.refuse(records, seeds):
+            held.unseen.add("records that fail beside others'")
+        if held.unseen:
+            what = ", ".join(sorted(held.unseen))
+            self._say(f"whether a record is made of other people's too cannot be seen: they cannot be replaced in the data set ({what}).")
+
+    def _say(self, sentence: str) -> None:
+        """What cannot be seen is said once."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            warnings.warn(sentence, Unchecked, stacklevel=4)
+
+    def _way(self, instead: Mapping[int, Any] | None = None) -> _Fetched:
         assert self.pristine is not None
-        fresh = self.pristine.records()
+        fresh = self.pristine.records(instead)
         return _Fetched(fresh.dataset, fresh.collate)
 
     def __repr__(self) -> str:
@@ -165,38 +219,24 @@ class _Fetched(Dataset[Any]):
         if self.is_plain:
             rows = torch.tensor(indices)
             return [tensor[rows] for tensor in self.dataset.tensors]  # type: ignore[attr-defined]
-        with seeded(seed):
-            return (self._collate or default_collate)(self._records(indices))
+        return self._under(seed, lambda: (self._collate or default_collate)(self._records(indices)))
 
     def fetch(self, indices: Sequence[int], seed: int) -> list[Any]:
         """Some records under the random numbers of a seed."""
-        with seeded(seed):
-            return self._records(indices)
+        found: list[Any] = self._under(seed, lambda: self._records(indices))
+        return found
 
     def collate(self, items: list[Any], seed: int) -> Any:
         """Records as one batch, likewise."""
-        with seeded(seed):
-            return (self._collate or default_collate)(items)
+        return self._under(seed, lambda: (self._collate or default_collate)(items))
+
+    def _under(self, seed: int, make: Callable[[], Any]) -> Any:
+        return repeatable(seed, make, self.dataset, self._collate)
 
     def _records(self, indices: Sequence[int]) -> list[Any]:
         together = getattr(self.dataset, "__getitems__", None)
         items: list[Any] = together(list(indices)) if together else [self.dataset[i] for i in indices]
         return items
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Torch's, NumPy's and Python's common random numbers from a seed; afterwards they go on as if nothing had been."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        random.seed(seed)
-        try:
-            yield
-        finally:
-            np.random.set_state(numpy_state)  # noqa: NPY002
-            random.setstate(python_state)
 
 
 def _as_is(fetched: Any) -> Any:

@@ -120,7 +120,7 @@ class Parts:
 
     def _refuse_memory(self, pair: Pair) -> None:
         """The same example must have the same loss when it comes again, and once others have gone through: however slow a moving average
-        is, it moves the last digits."""
+        is, it moves the last digits. With gradients, as in training: some remember then alone."""
         first = self._loss(pair)
         if not _same(first, self._loss(pair)):
             raise SartorError(
@@ -128,20 +128,18 @@ class Parts:
                 "calls, remembers what it saw or has random numbers of its own, so nobody can see what others do to it; make each "
                 "example's loss from its own record and torch's random numbers."
             )
-        with torch.no_grad():
-            self._seed(1)
-            self._measure(self._model(pair.one[0]), pair.one[1])
+        self._seed(1)
+        self._measure(self._model(pair.one[0]), pair.one[1])
         if not _same(first, self._loss(pair)):
             raise SartorError(
                 "an example's loss changed once others had gone through the model and the loss: one of them remembers what it saw (a "
                 "moving average, a memory bank) and would carry private data on beside the accounting; use those without memory."
             )
 
-    @torch.no_grad()
     def _loss(self, pair: Pair) -> Tensor:
         self._seed(None)
         inputs, targets = pair.two
-        return self._measure(self._model(inputs), targets)[pair.other]
+        return self._measure(self._model(inputs), targets)[pair.other].detach()
 
     def _refuse_unless_random(self, pair: Pair, clip: float) -> None:
         """Layers that draw random numbers (dropout) are told from mixing by repeating under the same ones, and with them switched off."""

@@ -93,6 +93,7 @@ class Run:
         self._kept = Kept(engine.model)
         self._check = SelfCheck(engine, self._kept, lambda: pristine.fresh().model) if pristine is not None else None
         self._demanded: Callable[[], None] | None = None
+        self._told: Callable[[], None] | None = None
         self.locks: dict[Path, Lock] = {}
         """Folders that checkpoints of this run are written to, which no other process may write to meanwhile."""
 
@@ -181,6 +182,10 @@ class Run:
         """Something more that must hold of the piece at hand before its sum can leave: it raises otherwise."""
         self._demanded = check
 
+    def when_stepped(self, tell: Callable[[], None]) -> None:
+        """Whom to tell when a piece was closed."""
+        self._told = tell
+
     def refuse_changes(self) -> None:
         """Whether the forward pass changed a parameter or buffer."""
         self._kept.refuse_changes()
@@ -219,6 +224,8 @@ class Run:
             self._demanded = None
         self._sums = {name: value + self._sums[name] if self._sums else value for name, value in sums.items()}
         self._piece, self._pieces = None, self._pieces + 1
+        if self._told is not None:
+            self._told()
         if not piece.last:
             return None
         # charged first: whatever happens from here on, the step counts

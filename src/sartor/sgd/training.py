@@ -6,6 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,8 +171,6 @@ def fit(
         repeatable=checkpoint is not None,
     )
     loader.pristine = pristine
-    if callbacks:
-        loader.renewed = lambda: Pristine(model, measure, collate, dataset)
     modes = [(module, module.training) for module in model.modules()]
     try:
         schedule = None if scheduler is None else scheduler(private)
@@ -205,8 +204,9 @@ def fit(
                 advance(done)
                 # what looks on draws no random numbers from the model's: a run that resumes may be looked at in another way
                 with torch.random.fork_rng(devices=[]):
-                    for callback in callbacks:
-                        callback(Progress(done, plan.steps, model, private.account))
+                    with loader.public_changes(model=model, loss=measure) if callbacks else nullcontext():
+                        for callback in callbacks:
+                            callback(Progress(done, plan.steps, model, private.account))
                     if public is not None and every is not None and done % every == 0:
                         history.append(evaluated(private.account()))
                         stopped = patience is not None and _stale(history, patience)

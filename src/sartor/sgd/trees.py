@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copy
 import numbers
+from collections import UserDict, UserList
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from sartor.sgd.packages import package_of
 
 _PLAIN = (str, bytes, bool, numbers.Number, type(None), np.generic, np.ndarray, torch.dtype, torch.device, torch.Size, range, slice, type)
 
@@ -36,7 +39,7 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
         return list(value.items()) + _beside(value)
     if isinstance(value, list | tuple):
         return [*enumerate(value), *_beside(value)]
-    found = _attributes(value)
+    found = attributes(value)
     return list(found.items()) if found else None
 
 
@@ -48,12 +51,17 @@ _ITSELF = _Beside("itself")
 
 
 def _beside(value: Any) -> list[tuple[Any, Any]]:
-    # a UserDict keeps its items in `data`; what begins with an underscore is for the class's own use
-    found = getattr(value, "__dict__", {}).items()
-    return [(_Beside(name), part) for name, part in found if name != "data" and not name.startswith("_")]
+    """What a collection carries beside its items. What a package's class keeps under names of its own is its own affair: private names,
+    and where it keeps the items."""
+    if type(value) in (dict, list, tuple):
+        return []
+    own = package_of(type(value)) is not None
+    items = "data" if isinstance(value, UserDict | UserList) else None
+    return [(_Beside(name), part) for name, part in attributes(value).items() if name != items and not (own and name.startswith("_"))]
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes(value: Any) -> dict[str, Any]:
+    """What an object carries by names: its slots and its dictionary."""
     slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
     return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
 
@@ -110,11 +118,12 @@ def _mapped(change: Callable[[Any], Any], value: Any, known: dict[int, tuple[Any
         return again
     again = _to_fill(value)
     known[id(value)] = value, again  # before its parts, which may refer back to it
-    for i, (key, part) in enumerate(parts):
+    # what lies beside items first: a class may keep its items there
+    for key, part in sorted(parts, key=lambda named: not isinstance(named[0], _Beside)):
         new = _mapped(change, part, known)
         if isinstance(key, _Beside) or not isinstance(value, list | Mapping):
             _set(again, key, new)
-        elif isinstance(again, list) and i >= len(again):
+        elif isinstance(again, list) and key >= len(again):
             again.append(new)
         else:
             again[key] = new
