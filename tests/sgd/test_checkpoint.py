@@ -3,6 +3,7 @@
 The check that returns a truth is also run by test_mutations.py, on code with faults put in (see sartor_testing.private_runs).
 """
 
+import functools
 import json
 import os
 import random
@@ -49,12 +50,63 @@ def test_a_resumed_run_draws_by_the_rates_of_its_step(tmp_path, scheme):
     assert resumes_to_the_same_end(tmp_path, scheme=scheme)
 
 
+def warming(step, *, warmup):
+    return min(1.0, step / warmup)
+
+
+class Warmup:
+    """A scheduler of one's own, whose state has other names than its attributes, and a tuple in it."""
+
+    def __init__(self, optimizer, warmup=4):
+        self.optimizer, self.warmup, self.taken, self.seen = optimizer, warmup, 0, ()
+        self.rates = tuple(group["lr"] for group in optimizer.param_groups)
+
+    def step(self):
+        self.taken, self.seen = self.taken + 1, (*self.seen[-1:], self.taken)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * warming(self.taken, warmup=self.warmup)
+
+    def state_dict(self):
+        return {"step": self.taken, "seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.taken, self.seen = state["step"], tuple(state["seen"])
+
+
+class Inside:
+    """A scheduler in another, as those of libraries for several devices are."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.step, self.state_dict = scheduler, scheduler.step, scheduler.state_dict
+
+    def load_state_dict(self, state):
+        self.scheduler.load_state_dict(state)
+
+
+class Halving:
+    """A function that is an object, whose state torch puts back."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, step):
+        self.calls += 1
+        return 0.5**self.calls
+
+
 SCHEDULES = {
     "step": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
     "milestones": lambda o: lr_scheduler.MultiStepLR(o, [3, 6, 7], 0.1),
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, STEPS),
     "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=STEPS + 1),
     "function": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "partial": lambda o: lr_scheduler.LambdaLR(o, functools.partial(warming, warmup=4)),
+    "object": lambda o: lr_scheduler.LambdaLR(o, Halving()),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.5, step_size_up=2),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "product": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.LinearLR(o, 0.5, 1.0, 4), lr_scheduler.ExponentialLR(o, 0.9)], o),
+    "own": Warmup,
+    "inside": lambda o: Inside(lr_scheduler.StepLR(o, 2, 0.5)),
     "two": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.ConstantLR(o, 0.1, 2), lr_scheduler.MultiStepLR(o, [4], 0.1)], [2]),
 }
 

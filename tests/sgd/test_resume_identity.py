@@ -355,11 +355,52 @@ def steps_of(*milestones: int):
     return lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, list(milestones))
 
 
+def warming(step, *, warmup):
+    return min(1.0, step / warmup)
+
+
+def by_partial(warmup: int):
+    """As schedules of Hugging Face's transformers are made."""
+    return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, functools.partial(warming, warmup=warmup))
+
+
+class Own:
+    """A scheduler of one's own, whose state is the step alone."""
+
+    def __init__(self, optimizer, inner):
+        self.optimizer, self.inner, self.taken = optimizer, inner, 0
+
+    def step(self):
+        self.taken += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.inner(self.taken) if callable(self.inner) else min(1.0, self.taken / self.inner)
+
+    def state_dict(self):
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state):
+        self.taken = state["taken"]
+
+
+def own(inner):
+    return lambda optimizer: Own(optimizer, inner)
+
+
+def after(warmup: int):
+    """One in another, in torch's and in one's own."""
+    schedules = torch.optim.lr_scheduler
+    return lambda optimizer: schedules.SequentialLR(optimizer, [by_partial(warmup)(optimizer), schedules.ConstantLR(optimizer)], [9])
+
+
 SETTINGS = {
     "optimizer": ({"optimizer": "sgd"}, {"optimizer": "adam"}, "the optimizer was torch.optim.sgd.SGD and is torch.optim.adam.Adam"),
     "code of the optimizer": ({"optimizer": torch.optim.SGD}, {"optimizer": Slower}, "the optimizer was .*SGD and is Slower"),
     "groups": ({"optimizer": groups(2, 2)}, {"optimizer": groups(1, 3)}, "the optimizer .SGD. differs in its groups"),
     "schedule by a function": ({"scheduler": by_function(0.9)}, {"scheduler": by_function(0.5)}, "the scheduler differs"),
+    "schedule by a partial": ({"scheduler": by_partial(2)}, {"scheduler": by_partial(9)}, "the scheduler differs"),
+    "schedule in another": ({"scheduler": after(2)}, {"scheduler": after(8)}, "the scheduler differs"),
+    "schedule of one's own": ({"scheduler": own(2)}, {"scheduler": own(50)}, "the scheduler differs"),
+    "its function": ({"scheduler": own(lambda n: 1 / n)}, {"scheduler": own(lambda n: 2 / n)}, "the scheduler differs"),
     "schedule of another kind": ({"scheduler": by_function(0.9)}, {"scheduler": steps_of(2)}, "the scheduler differs"),
     "no schedule": ({"scheduler": steps_of(2)}, {}, "the scheduler differs"),
     "pieces": ({"max_physical_batch": 4}, {"max_physical_batch": 5}, "the largest physical batch differs"),

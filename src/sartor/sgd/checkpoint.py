@@ -43,10 +43,12 @@ from sartor.errors import SartorError, SartorWarning
 from sartor.files import Lock, lock, sync_folder, write_private
 from sartor.plans import Plan
 from sartor.sgd.account import Account
-from sartor.sgd.identity import difference, identity, scheduler_identity
+from sartor.sgd.digests import Scope
+from sartor.sgd.identity import difference, identity, scope_of
 from sartor.sgd.loader import PrivateLoader, seeded
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.run import Run
+from sartor.sgd.schedules import lasting, whole
 from sartor.sgd.stream import Stream
 
 _CURRENT = "current"
@@ -146,7 +148,7 @@ def _settings(optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any
         "reduction": run.reduction,
         "number of noise draws": run.noise_draws,
         "largest physical batch": loader.max_physical_batch,  # dropout and random changes to records are drawn piece by piece
-        "scheduler": scheduler_identity(scheduler),
+        "scheduler": lasting(scheduler),
     }
 
 
@@ -249,6 +251,7 @@ def _state(optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any) -
         "kernels": run.engine.kernels.chosen,
         "optimizer": _flat_optimizer(optimizer)[1],
         "scheduler": _jsonable(scheduler.state_dict(), "the scheduler") if scheduler is not None else None,
+        "whole scheduler": whole(scheduler, scope_of(run.engine.model)),
         "random": torch.get_rng_state().numpy().tobytes().hex(),
     }
 
@@ -366,7 +369,7 @@ class Checkpoint:
         other = difference(self._made_of, run.made_of)
         if other is None:
             run.settings = _settings(optimizer, loader, scheduler)
-            other = _settings_differ(document["settings"], run.settings)
+            other = _settings_differ(document["settings"], run.settings) or self._put_back(scheduler, scope_of(run.engine.model))
         if other is not None:
             raise SartorError(
                 f"this checkpoint is of another run: {other}; the same noise on other sums would show their difference, so resume with "
@@ -384,10 +387,14 @@ class Checkpoint:
             )
         _fill_model(run.engine.model, self._tensors["model.safetensors"])
         _fill_optimizer(optimizer, load(self._tensors["optimizer.safetensors"]), _from_json(document["optimizer"]))
-        if scheduler is not None:
-            scheduler.load_state_dict(_from_json(document["scheduler"]))
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(document["random"]), dtype=torch.uint8))
         run.resume_at(int(document["steps"]))
+
+    def _put_back(self, scheduler: Any, scope: Scope) -> str | None:
+        """Load the scheduler's state, and say whether it is now what was saved. The optimizer's learning rates are put back after it."""
+        if scheduler is not None:
+            scheduler.load_state_dict(_from_json(self._document["scheduler"]))
+        return None if whole(scheduler, scope) == self._document["whole scheduler"] else "the scheduler differs"
 
 
 def _unshared(model: torch.nn.Module) -> dict[str, Tensor]:
