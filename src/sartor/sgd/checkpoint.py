@@ -35,7 +35,6 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
@@ -43,6 +42,7 @@ from sartor.errors import SartorError, SartorWarning
 from sartor.files import Lock, lock, sync_folder, write_private
 from sartor.plans import Plan
 from sartor.sgd.account import Account
+from sartor.sgd.contents import Unseen, content
 from sartor.sgd.digests import Scope
 from sartor.sgd.identity import difference, identity, scope_of
 from sartor.sgd.loader import PrivateLoader, seeded
@@ -66,21 +66,25 @@ class OtherEnvironment(SartorWarning):
 
 
 class NotSaved(SartorWarning):
-    """A run that changed what a checkpoint does not put back: it goes on, and no checkpoint is written while that is so."""
+    """A run that changed what a checkpoint does not put back, or whose data cannot be seen: it goes on without writing a checkpoint."""
 
 
 class Changed(SartorError):
-    """A run is no longer what it began as, in something that a checkpoint does not put back, so no checkpoint was written."""
+    """What a checkpoint does not put back is no longer as it began, or cannot be seen, so no checkpoint was written."""
 
 
 def fingerprint(plan: Plan, budgets: Budgets, dataset: Dataset[Any]) -> dict[str, str]:
-    """What a checkpoint is of: plan, who is in which group, and the data (hashed whole where they are tensors, else in part)."""
+    """What a checkpoint is of: plan, who is in which group, and the data (hashed whole where they are tensors, else in part).
+
+    Data whose records do not show what they hold have no digest, but the class that keeps it to itself (`unseen`): no checkpoint is
+    written of them while there are steps to take.
+    """
     groups = np.ascontiguousarray(plan.groups_of(budgets), np.int64)
-    return {
-        "plan": _digest(json.dumps(_plan_document(plan), sort_keys=True).encode()),
-        "budgets": _digest(groups.tobytes()),
-        "data": _data_digest(dataset),
-    }
+    of = {"plan": _digest(json.dumps(_plan_document(plan), sort_keys=True).encode()), "budgets": _digest(groups.tobytes())}
+    try:
+        return {**of, "data": _data_digest(dataset)}
+    except Unseen as unseen:
+        return {**of, "data": "unseen", "unseen": str(unseen)}
 
 
 def _plan_document(plan: Plan) -> dict[str, Any]:
@@ -98,7 +102,7 @@ def _digest(*chunks: bytes | memoryview) -> str:
 def _data_digest(dataset: Any) -> str:
     """Tensors, and parts and chains of them, are read whole; other data sets record by record up to a number, beyond it in part."""
     if type(dataset) is TensorDataset:
-        return _digest(*(part for tensor in dataset.tensors for part in (_form(tensor), _bytes(tensor))))
+        return _digest(*map(content, dataset.tensors))
     if type(dataset) is Subset:
         return _digest(_data_digest(dataset.dataset).encode(), np.asarray(dataset.indices, np.int64).tobytes())
     if type(dataset) is ConcatDataset:
@@ -107,32 +111,8 @@ def _data_digest(dataset: Any) -> str:
     hashed = hashlib.blake2b(str(len(dataset)).encode(), digest_size=16)
     with seeded(0):
         for i in places:
-            for value in tree_flatten(dataset[int(i)])[0]:
-                hashed.update(_form(value))
-                hashed.update(_leaf(value))
+            hashed.update(content(dataset[int(i)]))
     return hashed.hexdigest()
-
-
-def _leaf(value: Any) -> bytes | memoryview:
-    """The content of one value; of an object that does not give it away, at least its class."""
-    if isinstance(value, Tensor):
-        return _bytes(value)
-    if isinstance(value, str | bytes | bool | int | float | None):
-        return repr(value).encode()
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError):
-        array = np.array(None)
-    return type(value).__qualname__.encode() if array.dtype.hasobject else array.tobytes()
-
-
-def _form(value: Any) -> bytes:
-    """What content alone does not tell: the same bytes in another shape or type are other data."""
-    return f"{getattr(value, 'dtype', type(value).__qualname__)} {tuple(getattr(value, 'shape', ()))};".encode()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _environment() -> dict[str, Any]:
@@ -166,12 +146,13 @@ def save_checkpoint(
     """Write where the run stands; whoever kills the process at any moment finds this checkpoint or the one before.
 
     `public` is whatever else the caller wants back, made from public data alone. Of a run that is `over`, or has no step left, the key
-    goes. `loss` is the loss as it is now, if `of` names it as it was. A run that changed what is not put back raises `Changed`, and the
-    checkpoint before stands.
+    goes. `loss` is the loss as it is now, if `of` names it as it was. A run that changed what is not put back, or whose
+    data cannot be seen, raises `Changed`, and the checkpoint before stands.
     """
     run = optimizer.run
     over = over or not run.left
     if not over:
+        _refuse_unseen(of)
         _refuse_changes(optimizer, loader, scheduler, "the loss differs" if loss not in (None, of.get("loss")) else None)
     state = {} if over else _state(optimizer, loader, scheduler)
     files = {} if over else {"optimizer.safetensors": save(_flat_optimizer(optimizer)[0])}
@@ -192,8 +173,8 @@ def save_checkpoint(
     root = Path(folder)
     _hold(run, root)
     (root / name).mkdir(mode=0o700)
-    for file, content in files.items():
-        write_private(root / name / file, content)
+    for file, written in files.items():
+        write_private(root / name / file, written)
     write_private(root / _CURRENT, pointer.encode())
     _remove_others(root, name)
     if not run.left:
@@ -233,6 +214,15 @@ def _refuse_changes(optimizer: PrivateOptimizer, loader: PrivateLoader, schedule
         raise Changed(
             f"the run is no longer what it was at its beginning: {other}, which a checkpoint does not put back, so none was written at "
             "this step; keep what steps depend on in a buffer (register_buffer), and what is only noted out of the model."
+        )
+
+
+def _refuse_unseen(of: Mapping[str, str]) -> None:
+    """Raise if whoever resumes could bring other data without being noticed."""
+    if "unseen" in of:
+        raise Changed(
+            f"records of the data set hold an object of {of['unseen']}, which does not show what is in it, so nobody could tell whether a "
+            "resumed run has the same data and no checkpoint was written; let records be of tensors, arrays, numbers and text."
         )
 
 

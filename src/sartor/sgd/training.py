@@ -192,7 +192,8 @@ def fit(
                 saved = private.run.steps
             except saving.Changed as changed:
                 # its budgets are being spent: it goes on, and the checkpoint of before the change is as sound as ever
-                warnings.warn(f"{changed} Stopped now, this run would resume from its step {saved}.", saving.NotSaved, stacklevel=3)
+                would = f"would resume from its step {saved}" if saving.exists(checkpoint) else "could not be resumed"
+                warnings.warn(f"{changed} Stopped now, this run {would}.", saving.NotSaved, stacklevel=3)
 
         if found is None:
             save()
