@@ -187,6 +187,9 @@ COPIES = {
     ),
     "a part": lambda path, rows, file: file("part.csv", [{**row, "person": "someone"} for row in rows[:20]]),
     "the rows and some more": lambda path, rows, file: file("more.csv", [{**row, "person": "someone"} for row in rows + people(100, 2)]),
+    "fewer of them than others": lambda path, rows, file: file(
+        "few.csv", [{**row, "person": f"someone {i}"} for i, row in enumerate(rows[:25] + people(35, 2))]
+    ),
     "other rows of one person": lambda path, rows, file: file("p.csv", [*people(30, 3), {**people(1, 4)[0], "person": rows[5]["person"]}]),
 }
 
