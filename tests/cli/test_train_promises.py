@@ -230,8 +230,9 @@ def test_arrays_that_are_tested_on_themselves_are_refused(refused, tmp_path):
         lambda row: LEVELS[row["consent"]],
         lambda row: f"{LEVELS[row['consent']]}.0",
         lambda row: row["consent"][0],
+        lambda row: row["consent"][: 1 + int(row["age"]) % 2],
     ],
-    ids=["levels", "epsilons", "other format", "other words"],
+    ids=["levels", "epsilons", "other format", "other words", "two words for each"],
 )
 @pytest.mark.parametrize("listed", [False, True], ids=["found", "in the schema"])
 def test_a_copy_of_what_people_allow_is_refused_as_a_feature(refused, asked, copy, listed):

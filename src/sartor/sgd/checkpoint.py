@@ -39,7 +39,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError, SartorWarning
-from sartor.files import Lock, lock, sync_folder, write_private
+from sartor.files import Lock, close_folder, lock, read_private, sync_folder, write_private
 from sartor.plans import Plan
 from sartor.sgd.account import Account
 from sartor.sgd.contents import Unseen, content
@@ -51,14 +51,14 @@ from sartor.sgd.run import Run
 from sartor.sgd.schedules import lasting, whole
 from sartor.sgd.stream import Stream
 
-_CURRENT = "current"
+_CURRENT, _MARK = "current", "begun"
 _SAMPLED = 10_000
 _TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or let go of it (sartor.sgd.release)."
 _BEGUN = (
     "{} holds the checkpoint of a run: continue it (resume=True) or choose another folder; a second run over the same people would spend "
     "their budgets a second time (if the first took no step, delete its folder)."
 )
-_OURS = re.compile(rf"step-\d+-[0-9a-f]{{8}}|\.{_CURRENT}\.[0-9a-f]+")
+_OURS = re.compile(rf"step-\d+-[0-9a-f]{{8}}|\.({_CURRENT}|{_MARK})\.[0-9a-f]+")
 
 
 class OtherEnvironment(SartorWarning):
@@ -176,6 +176,8 @@ def save_checkpoint(
     for file, written in files.items():
         write_private(root / name / file, written)
     write_private(root / _CURRENT, pointer.encode())
+    if not (root / _MARK).exists():
+        write_private(root / _MARK, b"")  # on the disk before this returns, so before any step: it stays when all else is lost
     _remove_others(root, name)
     if not run.left:
         run.locks.pop(root.resolve()).close()
@@ -278,10 +280,13 @@ def exists(folder: str | os.PathLike[str]) -> bool:
 
 
 def is_begun(folder: str | os.PathLike[str]) -> bool:
-    """Whether a run began here: it has a checkpoint, or left one of a later step than its first, which is written before any is taken."""
+    """Whether a run began here: it has a checkpoint or the mark of one, or left one of a later step than its first.
+
+    A first checkpoint without a mark was broken off while it was written, before any step.
+    """
     root = Path(folder)
     names = [path.name for path in root.iterdir()] if root.is_dir() else []
-    return _CURRENT in names or any(_OURS.fullmatch(name) and not name.startswith("step-0-") for name in names)
+    return bool({_CURRENT, _MARK} & set(names)) or any(_OURS.fullmatch(name) and not name.startswith("step-0-") for name in names)
 
 
 def refuse_begun(folder: str | os.PathLike[str]) -> None:
@@ -298,18 +303,20 @@ class Checkpoint:
         if not exists(root):
             raise SartorError(f"{root} holds no checkpoint to resume from.")
         self._root = root
+        close_folder(root)
         try:
-            self._pointer = (root / _CURRENT).read_bytes()
+            self._pointer = _read(root / _CURRENT)
             pointer = json.loads(self._pointer)
             path = root / Path(str(pointer["folder"])).name
-            content = (path / "state.json").read_bytes()
-            self._document: dict[str, Any] = json.loads(content)
-            whole = _digest(content) == pointer["digest"]
-            self._tensors = {name: (path / name).read_bytes() for name in self._document["files"]} if whole else {}
-            whole = whole and all(_digest(value) == self._document["files"][name] for name, value in self._tensors.items())
+            written = _read(path / "state.json")
+            close_folder(path)
+            self._document: dict[str, Any] = json.loads(written)
+            intact = _digest(written) == pointer["digest"]
+            self._tensors = {name: _read(path / name) for name in self._document["files"]} if intact else {}
+            intact = intact and all(_digest(value) == self._document["files"][name] for name, value in self._tensors.items())
         except (OSError, ValueError, KeyError, TypeError):
-            whole = False
-        if not whole:
+            intact = False
+        if not intact:
             raise SartorError(f"the checkpoint in {root} is damaged: start anew, or put back an intact copy.")
         for what, name in {"plan": "plan", "budgets": "assignment of budgets", "data": "data set"}.items():
             if self._document["of"].get(what) != of[what]:
@@ -346,7 +353,7 @@ class Checkpoint:
             raise SartorError("this run has taken steps already: a checkpoint is restored before the first.")
         held = _locked(self._root)
         try:
-            if (self._root / _CURRENT).read_bytes() != self._pointer:
+            if _read(self._root / _CURRENT) != self._pointer:
                 raise SartorError(f"the run in {self._root} went on in another process meanwhile; start again.")
             self._restore(optimizer, loader, scheduler)
         except BaseException:
@@ -385,6 +392,13 @@ class Checkpoint:
         if scheduler is not None:
             scheduler.load_state_dict(_from_json(self._document["scheduler"]))
         return None if whole(scheduler, scope) == self._document["whole scheduler"] else "the scheduler differs"
+
+
+def _read(path: Path) -> bytes:
+    """A file of a checkpoint, which is made its owner's alone where it was left open; it may hold the key."""
+    if not path.exists():
+        raise FileNotFoundError(path)
+    return read_private(path)
 
 
 def _unshared(model: torch.nn.Module) -> dict[str, Tensor]:
