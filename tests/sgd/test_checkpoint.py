@@ -266,7 +266,33 @@ def test_litter_of_a_killed_write_is_removed_by_the_next(tmp_path):
     (tmp_path / "step-5-01234567" / "state.json").write_text("{")
     (tmp_path / ".current.0123456789abcdef").write_text("step-5-01234567")
     fitted(checkpoint=tmp_path, resume=True)
-    assert len([path for path in tmp_path.iterdir() if path.name != "lock"]) == 2
+    assert len([path for path in tmp_path.iterdir() if path.name not in ("lock", "begun")]) == 2
+
+
+def test_a_checkpoint_that_was_left_open_is_closed_when_it_is_read(tmp_path):
+    """As one is that was moved by a tool which does not keep modes; it holds the key."""
+    folder = tmp_path / "run"
+    stopped_at(5, folder)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    modes = {}
+
+    def look(progress):
+        modes.update({path: path.stat().st_mode & 0o077 for path in (folder, *folder.glob("step-*"), *folder.glob("step-*/*"))})
+
+    fitted(checkpoint=folder, resume=True, callbacks=[look])
+    assert any(path.name == "state.json" for path in modes)
+    assert set(modes.values()) == {0}
+
+
+def test_a_link_in_the_place_of_a_checkpoint_s_file_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    stopped_at(5, folder)
+    state = next(folder.glob("step-*/state.json"))
+    state.rename(tmp_path / "elsewhere")
+    state.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(sartor.SartorError, match="is a link"):
+        fitted(checkpoint=folder, resume=True)
 
 
 def killed(folder, *given) -> dict:
@@ -288,7 +314,7 @@ def test_a_run_killed_at_random_moments_ends_as_an_uninterrupted_one(tmp_path):
     assert found["kills"] >= 13
     assert found["equal"]
     assert found["most_entries"] <= 13
-    assert len(set(found["left"]) - {"lock"}) == 2
+    assert len(set(found["left"]) - {"lock", "begun"}) == 2
 
 
 def test_a_run_killed_amid_the_writing_of_checkpoints_ends_as_an_uninterrupted_one(tmp_path):
@@ -296,7 +322,7 @@ def test_a_run_killed_amid_the_writing_of_checkpoints_ends_as_an_uninterrupted_o
     found = killed(tmp_path, 7, 2, "writes")
     assert found["kills"] >= 7
     assert found["equal"]
-    assert len(set(found["left"]) - {"lock"}) == 2
+    assert len(set(found["left"]) - {"lock", "begun"}) == 2
 
 
 # -- refusals
