@@ -314,6 +314,8 @@ class Checkpoint:
             intact = _digest(written) == pointer["digest"]
             self._tensors = {name: _read(path / name) for name in self._document["files"]} if intact else {}
             intact = intact and all(_digest(value) == self._document["files"][name] for name, value in self._tensors.items())
+        except SartorError:  # it stands open, or is not the owner's own
+            raise
         except (OSError, ValueError, KeyError, TypeError):
             intact = False
         if not intact:
