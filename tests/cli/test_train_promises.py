@@ -187,6 +187,9 @@ COPIES = {
     ),
     "a part": lambda path, rows, file: file("part.csv", [{**row, "person": "someone"} for row in rows[:20]]),
     "the rows and some more": lambda path, rows, file: file("more.csv", [{**row, "person": "someone"} for row in rows + people(100, 2)]),
+    "fewer of them than others": lambda path, rows, file: file(
+        "few.csv", [{**row, "person": f"someone {i}"} for i, row in enumerate(rows[:25] + people(35, 2))]
+    ),
     "other rows of one person": lambda path, rows, file: file("p.csv", [*people(30, 3), {**people(1, 4)[0], "person": rows[5]["person"]}]),
 }
 
@@ -227,8 +230,9 @@ def test_arrays_that_are_tested_on_themselves_are_refused(refused, tmp_path):
         lambda row: LEVELS[row["consent"]],
         lambda row: f"{LEVELS[row['consent']]}.0",
         lambda row: row["consent"][0],
+        lambda row: row["consent"][: 1 + int(row["age"]) % 2],
     ],
-    ids=["levels", "epsilons", "other format", "other words"],
+    ids=["levels", "epsilons", "other format", "other words", "two words for each"],
 )
 @pytest.mark.parametrize("listed", [False, True], ids=["found", "in the schema"])
 def test_a_copy_of_what_people_allow_is_refused_as_a_feature(refused, asked, copy, listed):

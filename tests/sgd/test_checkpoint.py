@@ -3,6 +3,7 @@
 The check that returns a truth is also run by test_mutations.py, on code with faults put in (see sartor_testing.private_runs).
 """
 
+import functools
 import json
 import os
 import random
@@ -49,12 +50,63 @@ def test_a_resumed_run_draws_by_the_rates_of_its_step(tmp_path, scheme):
     assert resumes_to_the_same_end(tmp_path, scheme=scheme)
 
 
+def warming(step, *, warmup):
+    return min(1.0, step / warmup)
+
+
+class Warmup:
+    """A scheduler of one's own, whose state has other names than its attributes, and a tuple in it."""
+
+    def __init__(self, optimizer, warmup=4):
+        self.optimizer, self.warmup, self.taken, self.seen = optimizer, warmup, 0, ()
+        self.rates = tuple(group["lr"] for group in optimizer.param_groups)
+
+    def step(self):
+        self.taken, self.seen = self.taken + 1, (*self.seen[-1:], self.taken)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * warming(self.taken, warmup=self.warmup)
+
+    def state_dict(self):
+        return {"step": self.taken, "seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.taken, self.seen = state["step"], tuple(state["seen"])
+
+
+class Inside:
+    """A scheduler in another, as those of libraries for several devices are."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.step, self.state_dict = scheduler, scheduler.step, scheduler.state_dict
+
+    def load_state_dict(self, state):
+        self.scheduler.load_state_dict(state)
+
+
+class Halving:
+    """A function that is an object, whose state torch puts back."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, step):
+        self.calls += 1
+        return 0.5**self.calls
+
+
 SCHEDULES = {
     "step": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
     "milestones": lambda o: lr_scheduler.MultiStepLR(o, [3, 6, 7], 0.1),
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, STEPS),
     "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=STEPS + 1),
     "function": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "partial": lambda o: lr_scheduler.LambdaLR(o, functools.partial(warming, warmup=4)),
+    "object": lambda o: lr_scheduler.LambdaLR(o, Halving()),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.5, step_size_up=2),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "product": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.LinearLR(o, 0.5, 1.0, 4), lr_scheduler.ExponentialLR(o, 0.9)], o),
+    "own": Warmup,
+    "inside": lambda o: Inside(lr_scheduler.StepLR(o, 2, 0.5)),
     "two": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.ConstantLR(o, 0.1, 2), lr_scheduler.MultiStepLR(o, [4], 0.1)], [2]),
 }
 
@@ -214,7 +266,33 @@ def test_litter_of_a_killed_write_is_removed_by_the_next(tmp_path):
     (tmp_path / "step-5-01234567" / "state.json").write_text("{")
     (tmp_path / ".current.0123456789abcdef").write_text("step-5-01234567")
     fitted(checkpoint=tmp_path, resume=True)
-    assert len([path for path in tmp_path.iterdir() if path.name != "lock"]) == 2
+    assert len([path for path in tmp_path.iterdir() if path.name not in ("lock", "begun")]) == 2
+
+
+def test_a_checkpoint_that_was_left_open_is_closed_when_it_is_read(tmp_path):
+    """As one is that was moved by a tool which does not keep modes; it holds the key."""
+    folder = tmp_path / "run"
+    stopped_at(5, folder)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    modes = {}
+
+    def look(progress):
+        modes.update({path: path.stat().st_mode & 0o077 for path in (folder, *folder.glob("step-*"), *folder.glob("step-*/*"))})
+
+    fitted(checkpoint=folder, resume=True, callbacks=[look])
+    assert any(path.name == "state.json" for path in modes)
+    assert set(modes.values()) == {0}
+
+
+def test_a_link_in_the_place_of_a_checkpoint_s_file_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    stopped_at(5, folder)
+    state = next(folder.glob("step-*/state.json"))
+    state.rename(tmp_path / "elsewhere")
+    state.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(sartor.SartorError, match="is a link"):
+        fitted(checkpoint=folder, resume=True)
 
 
 def killed(folder, *given) -> dict:
@@ -236,7 +314,7 @@ def test_a_run_killed_at_random_moments_ends_as_an_uninterrupted_one(tmp_path):
     assert found["kills"] >= 13
     assert found["equal"]
     assert found["most_entries"] <= 13
-    assert len(set(found["left"]) - {"lock"}) == 2
+    assert len(set(found["left"]) - {"lock", "begun"}) == 2
 
 
 def test_a_run_killed_amid_the_writing_of_checkpoints_ends_as_an_uninterrupted_one(tmp_path):
@@ -244,7 +322,7 @@ def test_a_run_killed_amid_the_writing_of_checkpoints_ends_as_an_uninterrupted_o
     found = killed(tmp_path, 7, 2, "writes")
     assert found["kills"] >= 7
     assert found["equal"]
-    assert len(set(found["left"]) - {"lock"}) == 2
+    assert len(set(found["left"]) - {"lock", "begun"}) == 2
 
 
 # -- refusals

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import sartor
 from sartor.sgd import Exhausted, NotFinite
 from sartor.sgd import checkpoint as saving
+from sartor.sgd.public import refuse_protected
 
 HOLDERS, STEPS = 60, 6
 
@@ -185,15 +186,79 @@ def test_a_model_without_numbers_for_public_rows_ends_the_run(tmp_path):
 # --- what is public ---
 
 
+class Made(Dataset):
+    """The training data as a class of one's own, which may be made twice, with labels that are numbers of Python's."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return HOLDERS
+
+    def __getitem__(self, i):
+        self.asked.append(i)
+        x, y = records()[i]
+        return x, int(y)
+
+
+def strangers():
+    inputs, targets = records().tensors
+    return TensorDataset(inputs + 1, targets)
+
+
 @pytest.mark.parametrize(
     "public",
-    [lambda data: data, lambda data: records(), lambda data: Subset(data, [3, 59])],
-    ids=["the training data", "a copy", "some of them"],
+    [
+        lambda data: data,
+        lambda data: records(),
+        lambda data: Subset(data, [3, 59]),
+        lambda data: TensorDataset(*(tensor[:20] for tensor in data.tensors)),
+        lambda data: TensorDataset(*(tensor.flip(0).clone() for tensor in data.tensors)),
+        lambda data: Subset(Subset(data, range(30)), [3]),
+        lambda data: ConcatDataset([strangers(), Subset(data, [0])]),
+        lambda data: Made(),
+        lambda data: ConcatDataset([strangers(), Made()]),
+    ],
+    ids=[
+        "the training data",
+        "a copy",
+        "some of them",
+        "a slice",
+        "another order",
+        "part of a part",
+        "a chain",
+        "own class",
+        "own in a chain",
+    ],
 )
 def test_training_data_are_refused_as_public(public):
     data = records()
     with pytest.raises(sartor.SartorError, match="trained on under a budget"):
         sartor.fit(linear(), data, budgets(), planned(), public=public(data), progress=False)
+
+
+def test_parts_of_one_data_set_are_told_apart_by_their_rows():
+    """Those of a data set of one's own too, made twice and drawn at random; and rows beside those that are trained on are public."""
+    both = ConcatDataset([records(), strangers()])
+    train = Subset(both, range(HOLDERS))
+    for public in (both, Subset(both, [HOLDERS, 7]), Subset(Made(), range(30))):
+        with pytest.raises(sartor.SartorError, match="trained on under a budget"):
+            sartor.fit(linear(), train, budgets(), planned(), public=public, progress=False)
+    for data, public in ((train, Subset(both, range(HOLDERS, 2 * HOLDERS))), (Made(), strangers())):
+        assert 0 <= sartor.fit(linear(), data, budgets(), planned(), public=public, progress=False).accuracy <= 1
+
+
+def test_looking_at_records_leaves_a_data_set_as_it_was():
+    counting = Made()
+    refuse_protected(strangers(), counting, budgets())
+    assert not counting.asked
+
+
+def test_records_that_strangers_share_may_be_tested_on():
+    """Few features: whoever is not trained on has them as well."""
+    generator = torch.Generator().manual_seed(1)
+    few = [TensorDataset(torch.randint(0, 2, (HOLDERS, 4), generator=generator).float(), torch.zeros(HOLDERS).long()) for _ in range(2)]
+    refuse_protected(few[0], few[1], budgets())
 
 
 def test_records_that_are_public_by_their_budget_may_be_tested_on():

@@ -142,7 +142,7 @@ def test_patience_where_there_is_no_accuracy_follows_the_loss():
     """Targets that are numbers have no accuracy: a run that gets better must go on."""
     inputs = records().tensors[0]
     data = TensorDataset(inputs, inputs[:, :3] * 3)
-    other = TensorDataset(*(tensor[:40] for tensor in data.tensors))
+    other = TensorDataset(*(-tensor[:40] for tensor in data.tensors))
     result = fitted(nn.Linear(4, 3), data, loss=nn.MSELoss(), public=other, every=1, patience=1, lr=0.01)
     losses = [entry["loss"] for entry in result.history]
     best = next((i for i in range(1, len(losses)) if losses[i] >= losses[i - 1]), STEPS - 1)
@@ -226,11 +226,14 @@ def test_the_account_merges_small_groups():
 
 
 class Pictures(Dataset):
+    def __init__(self, more=0.0):
+        self.more = more
+
     def __len__(self):
         return HOLDERS
 
     def __getitem__(self, i):
-        return {"x": records()[i][0], "y": records()[i][1]}
+        return {"x": records()[i][0] + self.more, "y": records()[i][1]}
 
 
 def pairs(items):
@@ -238,8 +241,9 @@ def pairs(items):
 
 
 def test_public_data_are_collated_like_the_private_ones():
-    result = fitted(dataset=Pictures(), collate=pairs, public=Pictures(), every=2, sensitive=True)
-    assert result.accuracy == evaluate(result.model, records())["accuracy"]
+    result = fitted(dataset=Pictures(), collate=pairs, public=Pictures(1.0), every=2, sensitive=True)
+    inputs, targets = records().tensors
+    assert result.accuracy == evaluate(result.model, TensorDataset(inputs + 1, targets))["accuracy"]
 
 
 def test_records_that_are_not_pairs_are_refused():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.errors import SartorError
 from sartor.sgd import loader as loading
 from sartor.sgd import run as running
 from sartor.sgd.checkpoint import Checkpoint
@@ -132,9 +133,8 @@ def test_a_stale_learning_rate_after_a_resume_is_caught(monkeypatch, tmp_path):
         self._document["scheduler"] = scheduler.state_dict()  # where a new one begins
         right(self, optimizer, loader, scheduler)
 
-    assert not resumes_to_the_same_end(
-        tmp_path / "wrong", between=lambda: monkeypatch.setattr(Checkpoint, "restore", forgetful), **settings
-    )
+    with pytest.raises(SartorError, match="the scheduler differs"):
+        resumes_to_the_same_end(tmp_path / "wrong", between=lambda: monkeypatch.setattr(Checkpoint, "restore", forgetful), **settings)
 
 
 def test_random_numbers_that_are_not_restored_are_caught(monkeypatch, tmp_path):

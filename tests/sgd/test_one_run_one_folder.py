@@ -71,3 +71,33 @@ def test_a_run_is_not_begun_where_another_left_its_steps(tmp_path):
     assert not saving.exists(tmp_path)
     with pytest.raises(sartor.SartorError, match="holds the checkpoint of a run"):
         fit(tmp_path)
+
+
+def test_a_run_is_not_begun_where_another_took_steps_before_its_second_checkpoint(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def kill(progress):
+        if progress.step == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fit(tmp_path, callbacks=[kill])
+    (tmp_path / "current").unlink()
+    with pytest.raises(sartor.SartorError, match="holds the checkpoint of a run"):
+        fit(tmp_path)
+
+
+def test_a_run_begins_where_the_first_checkpoint_of_another_was_broken_off(tmp_path, monkeypatch):
+    """Then no step was taken."""
+    right = saving.write_private
+
+    def broken(path, content, **how):
+        if path.name == "current":
+            raise KeyboardInterrupt
+        right(path, content, **how)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(saving, "write_private", broken)
+        fit(tmp_path)
+    assert fit(tmp_path).steps == 6

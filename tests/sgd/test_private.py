@@ -912,6 +912,54 @@ def test_a_model_that_mixes_examples_behind_a_loop_over_them_is_refused():
         sartor.fit(Looped(), data, budgets, sartor.plan(budgets, steps=3, batch=20), progress=False)
 
 
+class _Rolled(torch.autograd.Function):
+    """The identity, whose gradients go to the neighbours."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient + gradient.roll(1, 0)
+
+
+class InUnits(nn.Module):
+    """A model that works in a unit of its own; the loop brings what it puts out back to the usual size."""
+
+    def __init__(self, unit, way):
+        super().__init__()
+        self.layer, self.unit, self.way = nn.Linear(4, 3, bias=False), unit, way
+
+    def forward(self, x):
+        if self.way == "outputs":
+            x = x - x.mean(0)
+        x = self.layer(x * self.unit)
+        return _Rolled.apply(x) if self.way == "gradients" else x
+
+
+def stepped_in(unit, way):
+    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 3))
+    budgets = sartor.Budgets.from_groups([(2.0, 40)], delta=1e-2)
+    model = InUnits(unit, way)
+    model, optimizer, loader = sartor.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), data, budgets, sartor.plan(budgets, steps=3, batch=20)
+    )
+    for x, y in loader:
+        optimizer.zero_grad()
+        functional.mse_loss(model(x) / unit, y).backward()
+        optimizer.step()
+    return optimizer.account().steps
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-9, 1e9])
+def test_mixing_is_seen_in_whatever_unit_a_model_works(unit):
+    for way, match in (("outputs", "mixes examples"), ("gradients", "naive loop")):
+        with pytest.raises(sartor.SartorError, match=match):
+            stepped_in(unit, way)
+    assert stepped_in(unit, None) == 3
+
+
 @pytest.mark.parametrize("kind", ["convolution", "own layer"])
 def test_a_step_inside_of_autocast_passes_the_self_check(kind):
     class Own(nn.Module):

@@ -1,7 +1,10 @@
 """A run that resumes repeats steps under the noise that they had: whatever makes other sums is refused by name, the same code goes on."""
 
 import argparse
+import collections
 import copy
+import dataclasses
+import decimal
 import functools
 import importlib.util
 import json
@@ -11,6 +14,7 @@ import subprocess
 import sys
 import threading
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -316,6 +320,123 @@ def test_the_same_bytes_in_another_shape_or_type_are_other_data(tmp_path):
     assert len(set(of)) == 4
 
 
+class Words(collections.UserDict):
+    """As the encodings of tokenizers are."""
+
+
+@dataclasses.dataclass
+class Sheet:
+    x: torch.Tensor
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+
+class Store(collections.abc.MutableMapping):
+    """As the graphs of PyTorch Geometric keep what they hold, with a way back to the graph."""
+
+    def __init__(self, parent, x):
+        self._mapping, self._parent = {"x": x}, weakref.ref(parent)
+
+    def __getitem__(self, key):
+        return self._mapping[key]
+
+    def __setitem__(self, key, value):
+        self._mapping[key] = value
+
+    def __delitem__(self, key):
+        del self._mapping[key]
+
+    def __iter__(self):
+        return iter(self._mapping)
+
+    def __len__(self):
+        return len(self._mapping)
+
+
+class Graph:
+    def __init__(self, x):
+        self._store = Store(self, x)
+
+    @property
+    def x(self):
+        return self._store["x"]
+
+
+class Lazy(Dataset):
+    """Records of an object that keeps something to itself."""
+
+    def __len__(self):
+        return HOLDERS
+
+    def __getitem__(self, i):
+        sheet = Sheet(records().tensors[0][i])
+        sheet.parts = (part for part in [sheet.x])
+        return sheet, int(records().tensors[1][i])
+
+
+def picture(x):
+    image = pytest.importorskip("PIL.Image")
+    return image.fromarray((x[0].abs() * 50).clamp(0, 255).to(torch.uint8).numpy())
+
+
+HOLDING = {
+    "mapping": (lambda x: Words({"x": x}), lambda held: held["x"]),
+    "dataclass": (Sheet, lambda held: held.x),
+    "slots": (Slotted, lambda held: held.x),
+    "graph": (Graph, lambda held: held.x),
+    "image": (picture, lambda held: torch.from_numpy(np.array(held))[None] / 50),
+    "numbers of Python": (lambda x: [decimal.Decimal(repr(float(v))) for v in x.flatten()], lambda held: torch.tensor([*map(float, held)])),
+    "objects in an array": (
+        lambda x: np.array([Sheet(row) for row in x[0]], object),
+        lambda held: torch.stack([row.x for row in held]),
+    ),
+}
+
+
+class Held(Dataset):
+    """Records that hold an object, of the usual data or of others from the tenth record on."""
+
+    def __init__(self, kind, other=False):
+        self._make, inputs = kind, records().tensors[0].clone()
+        if other:
+            inputs[10:] = inputs[10:].flip(3)
+        self._items = [kind(x) for x in inputs]
+
+    def __len__(self):
+        return HOLDERS
+
+    def __getitem__(self, i):
+        return self._items[i], int(records().tensors[1][i])
+
+
+@pytest.mark.parametrize("kind", HOLDING)
+def test_other_data_in_objects_are_refused(tmp_path, monkeypatch, kind):
+    make, look = HOLDING[kind]
+
+    def collate(items):
+        return torch.stack([look(held).float() for held, _ in items]), torch.tensor([target for _, target in items])
+
+    stopped(tmp_path, dataset=Held(make), collate=collate)
+    refused_before_a_draw(monkeypatch, tmp_path, "another data set", dataset=Held(make, other=True), collate=collate)
+    assert resumed(tmp_path, dataset=Held(make), collate=collate).steps == STEPS
+
+
+def test_of_data_that_cannot_be_seen_no_checkpoint_is_written(tmp_path):
+    def collate(items):
+        return torch.stack([held.x for held, _ in items]), torch.tensor([target for _, target in items])
+
+    with pytest.warns(NotSaved, match="an object of generator, which does not show what is in it.* could not be resumed"):
+        stopped(tmp_path / "run", dataset=Lazy(), collate=collate)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(sartor.SartorError, match="no checkpoint to resume from"):
+        resumed(tmp_path / "run", dataset=Lazy(), collate=collate)
+
+
 def collating(by: float):
     def collate(items):
         return torch.stack([by * inputs for inputs, _ in items]), torch.tensor([int(target) for _, target in items])
@@ -355,11 +476,52 @@ def steps_of(*milestones: int):
     return lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, list(milestones))
 
 
+def warming(step, *, warmup):
+    return min(1.0, step / warmup)
+
+
+def by_partial(warmup: int):
+    """As schedules of Hugging Face's transformers are made."""
+    return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, functools.partial(warming, warmup=warmup))
+
+
+class Own:
+    """A scheduler of one's own, whose state is the step alone."""
+
+    def __init__(self, optimizer, inner):
+        self.optimizer, self.inner, self.taken = optimizer, inner, 0
+
+    def step(self):
+        self.taken += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.inner(self.taken) if callable(self.inner) else min(1.0, self.taken / self.inner)
+
+    def state_dict(self):
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state):
+        self.taken = state["taken"]
+
+
+def own(inner):
+    return lambda optimizer: Own(optimizer, inner)
+
+
+def after(warmup: int):
+    """One in another, in torch's and in one's own."""
+    schedules = torch.optim.lr_scheduler
+    return lambda optimizer: schedules.SequentialLR(optimizer, [by_partial(warmup)(optimizer), schedules.ConstantLR(optimizer)], [9])
+
+
 SETTINGS = {
     "optimizer": ({"optimizer": "sgd"}, {"optimizer": "adam"}, "the optimizer was torch.optim.sgd.SGD and is torch.optim.adam.Adam"),
     "code of the optimizer": ({"optimizer": torch.optim.SGD}, {"optimizer": Slower}, "the optimizer was .*SGD and is Slower"),
     "groups": ({"optimizer": groups(2, 2)}, {"optimizer": groups(1, 3)}, "the optimizer .SGD. differs in its groups"),
     "schedule by a function": ({"scheduler": by_function(0.9)}, {"scheduler": by_function(0.5)}, "the scheduler differs"),
+    "schedule by a partial": ({"scheduler": by_partial(2)}, {"scheduler": by_partial(9)}, "the scheduler differs"),
+    "schedule in another": ({"scheduler": after(2)}, {"scheduler": after(8)}, "the scheduler differs"),
+    "schedule of one's own": ({"scheduler": own(2)}, {"scheduler": own(50)}, "the scheduler differs"),
+    "its function": ({"scheduler": own(lambda n: 1 / n)}, {"scheduler": own(lambda n: 2 / n)}, "the scheduler differs"),
     "schedule of another kind": ({"scheduler": by_function(0.9)}, {"scheduler": steps_of(2)}, "the scheduler differs"),
     "no schedule": ({"scheduler": steps_of(2)}, {}, "the scheduler differs"),
     "pieces": ({"max_physical_batch": 4}, {"max_physical_batch": 5}, "the largest physical batch differs"),

@@ -13,9 +13,7 @@ from torch.utils.data import TensorDataset
 
 from sartor.errors import SartorError
 from sartor.names import alike
-
-_FEWEST = 10  # equal rows below this number may be chance
-_ALONE = 0.9
+from sartor.overlap import shared
 
 
 def refuse_repeated(keys: Sequence[str], where: str) -> None:
@@ -46,20 +44,12 @@ def refuse_shared(keys: Sequence[str], others: Sequence[str]) -> None:
 
 
 def refuse_trained(private: Sequence[TensorDataset], test: TensorDataset) -> None:
-    """Refuse test rows that are the private rows: all of them in any order, or more of them than chance explains.
+    """Refuse test rows that are the private rows: all of them in any order, or more of them than chance explains (`overlap`).
 
-    Rows are compared as a model sees them, so neither their order nor formats, nor columns that are no features, make a difference. Where
-    nine of ten private rows are unlike any other, half of the rows of either side on the other one, ten at least, are not chance.
+    Rows are compared as a model sees them, so neither their order nor formats, nor columns that are no features, make a difference.
     """
-    if not len(test):
-        return
-    known, asked = sum(map(_counted, private), Counter()), _counted(test)
-    count = known.total()
-    both = known.keys() & asked.keys()
-    tested, trained = (sum(rows[row] for row in both) for rows in (asked, known))
-    much = 2 * tested > len(test) or 2 * trained > count
-    alone = sum(times == 1 for times in known.values()) >= _ALONE * count
-    if known == asked or (much and alone and tested >= _FEWEST):
+    tested = shared(sum(map(_counted, private), Counter()), _counted(test))
+    if tested:
         raise SartorError(
             f"{tested} of {len(test)} test rows are rows of the private data: accuracy on them would be a figure about people who are "
             "protected; give test rows of others, who agreed to that."

@@ -26,6 +26,9 @@ from sartor.sgd.gradients import PerExample
 EXAMPLES = 3
 SEEDS = 4
 TOLERANCE = 1e-3
+_ROUNDINGS = 32  # in the last place of the largest output; 4e-6 of it in single precision
+_LARGEST, _SMALL = 1e-5, 1e-7  # of outputs and of norms of gradients
+_CHANGES = (1.0012345, 0.9987, 1.0003)  # of weights, by less than the tolerance of what is made of them
 
 
 class Unchecked(SartorWarning):
@@ -179,22 +182,38 @@ class SelfCheck:
         if not outputs:
             self._skip("it puts out nothing with one row per example")
             return
+        small = self._small(outputs)
         generator = torch.Generator().manual_seed(0)
         weights = [torch.randn(out.shape, generator=generator).to(out.dtype) for out in outputs]
         torch.autograd.backward(outputs, weights)
         ours = self.engine.norms_by_parameter()
         for i in range(rows):
-            for parameter in self.engine.parameters.values():
-                parameter.grad = None
-            model = self._pristine()
-            for own, copied in zip(self.engine.model.modules(), model.modules(), strict=True):
-                copied.training = own.training
-            torch.manual_seed(0)
-            # a model that draws random numbers meets the same ones only in a batch of the same size
-            inputs, keywords = some if random else trees.cut(some, i, i + 1, rows)
-            alone = _floats(model(*inputs, **keywords), rows if random else 1)
-            torch.autograd.backward([out[i : i + 1] for out in alone] if random else alone, [w[i : i + 1] for w in weights])
-            self._agree(ours, i)
+            theirs = self._alone(some, i, weights, random)
+            name = self._disagrees(ours, theirs, i, small)
+            changed = (self._alone(some, i, [w * change for w in weights], random) for change in _CHANGES)
+            if name is not None and any(_is_rounding(theirs, other) for other in changed):
+                name = self._disagrees(ours, theirs, i, _SMALL)
+            if name is not None:
+                layer = name.rpartition(".")[0] or "the model"
+                raise SartorError(
+                    f"the self-check of the first step failed at {layer} ({name}): its per-example gradients are not those of a naive loop "
+                    "over examples. Does it, or a layer after it, mix examples or keep them elsewhere than in the first dimension? "
+                    "Nothing was released."
+                )
+
+    def _alone(self, some: tuple[Any, Any], i: int, weights: list[Tensor], random: bool) -> dict[str, Tensor]:
+        """The gradients of one example alone, by parameter, for what it puts out in these weights."""
+        for parameter in self.engine.parameters.values():
+            parameter.grad = None
+        model, rows = self._pristine(), len(weights[0])
+        for own, copied in zip(self.engine.model.modules(), model.modules(), strict=True):
+            copied.training = own.training
+        torch.manual_seed(0)
+        # a model that draws random numbers meets the same ones only in a batch of the same size
+        inputs, keywords = some if random else trees.cut(some, i, i + 1, rows)
+        alone = _floats(model(*inputs, **keywords), rows if random else 1)
+        torch.autograd.backward([out[i : i + 1] for out in alone] if random else alone, [w[i : i + 1] for w in weights])
+        return {n: torch.zeros(()) if p.grad is None else p.grad.double() for n, p in self.engine.parameters.items()}
 
     @torch.no_grad()
     def _draws(self, some: tuple[Any, Any]) -> bool:
@@ -270,30 +289,54 @@ class SelfCheck:
                 one, two = one.index_select(where, others), two.index_select(where, others)
             elif name not in self._firsts or one.dim() <= self._firsts[name] or one.shape[self._firsts[name]] != 1:
                 continue  # one row of a watched layer stands for all examples, so it must not follow any of them
-            if not torch.allclose(one, two, rtol=TOLERANCE, atol=1e-5, equal_nan=True):
+            if not torch.allclose(one, two, rtol=TOLERANCE, atol=_rounding(one, two), equal_nan=True):
                 raise SartorError(
                     f"the self-check of the first step failed: {name or 'the model'} mixes examples (changing one changed what it puts "
                     "out for the others), so no example's influence can be bounded. Nothing was released."
                 )
 
-    def _agree(self, ours: dict[str, Tensor], i: int) -> None:
-        theirs = {n: 0.0 if p.grad is None else float(p.grad.double().norm()) for n, p in self.engine.parameters.items()}
+    def _small(self, outputs: list[Tensor]) -> float:
+        """A gradient that rounding alone may make: 1e-7, and less where the model works in small units.
+
+        A gradient is as large as the outputs over the parameters, in whatever unit these are.
+        """
+        size = max(_size(out.detach()) for out in outputs)
+        parameters = sum(float(value.detach().double().square().sum()) for value in self.engine.parameters.values()) ** 0.5
+        return _SMALL * (min(1.0, size / parameters) if parameters > 0 and math.isfinite(parameters) else 1.0)
+
+    def _disagrees(self, ours: dict[str, Tensor], gradients: dict[str, Tensor], i: int, small: float) -> str | None:
+        """A parameter whose norms differ by more than they may."""
+        theirs = {name: float(value.norm()) for name, value in gradients.items()}
         whole = sum(value**2 for value in theirs.values()) ** 0.5
         finite = all(math.isfinite(float(norms[i])) for norms in ours.values())
         for name, expected in theirs.items():
             found = float(ours[name][i]) if name in ours else 0.0
             # an example that is not finite contributes nothing; but then it is not finite in the batch either
-            differs = abs(found - expected) > TOLERANCE * (expected + 0.01 * whole) + 1e-7 if math.isfinite(whole) else finite
+            differs = abs(found - expected) > TOLERANCE * (expected + 0.01 * whole) + small if math.isfinite(whole) else finite
             if differs or (math.isfinite(whole) and not math.isfinite(found)):
-                layer = name.rpartition(".")[0] or "the model"
-                raise SartorError(
-                    f"the self-check of the first step failed at {layer} ({name}): its per-example gradients are not those of a naive loop "
-                    "over examples. Does it, or a layer after it, mix examples or keep them elsewhere than in the first dimension? "
-                    "Nothing was released."
-                )
+                return name
+        return None
 
     def _skip(self, reason: str) -> None:
         warnings.warn(f"the first step was not checked against a naive loop: {reason}.", Unchecked, stacklevel=2)
+
+
+def _size(value: Tensor) -> float:
+    """The largest finite number in a tensor."""
+    finite = value[torch.isfinite(value)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _rounding(one: Tensor, two: Tensor) -> float:
+    """What rounding may change in outputs: 1e-5, and less where they are small, for a model may work in any unit."""
+    return min(_LARGEST, _ROUNDINGS * torch.finfo(one.dtype).eps * max(_size(one), _size(two)))
+
+
+def _is_rounding(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    """Whether a gradient is what is left of larger numbers that cancel: then the last digits of what is put in change all of it."""
+    size = sum(float(value.square().sum()) for value in one.values())
+    away = sum(float((value - two[name]).square().sum()) for name, value in one.items())
+    return away > 1e-4 * size
 
 
 def _grown(one: Tensor, fewer: Sequence[Tensor], rows: int) -> int | None:

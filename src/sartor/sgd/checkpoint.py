@@ -35,29 +35,31 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError, SartorWarning
-from sartor.files import Lock, lock, sync_folder, write_private
+from sartor.files import Lock, close_folder, lock, read_private, sync_folder, write_private
 from sartor.plans import Plan
 from sartor.sgd.account import Account
+from sartor.sgd.contents import Unseen, content
+from sartor.sgd.digests import Scope
 from sartor.sgd.generators import repeatable
-from sartor.sgd.identity import difference, identity, scheduler_identity
+from sartor.sgd.identity import difference, identity, scope_of
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.run import Run
+from sartor.sgd.schedules import lasting, whole
 from sartor.sgd.stream import Stream
 
-_CURRENT = "current"
+_CURRENT, _MARK = "current", "begun"
 _SAMPLED = 10_000
 _TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or let go of it (sartor.sgd.release)."
 _BEGUN = (
     "{} holds the checkpoint of a run: continue it (resume=True) or choose another folder; a second run over the same people would spend "
     "their budgets a second time (if the first took no step, delete its folder)."
 )
-_OURS = re.compile(rf"step-\d+-[0-9a-f]{{8}}|\.{_CURRENT}\.[0-9a-f]+")
+_OURS = re.compile(rf"step-\d+-[0-9a-f]{{8}}|\.({_CURRENT}|{_MARK})\.[0-9a-f]+")
 
 
 class OtherEnvironment(SartorWarning):
@@ -65,21 +67,25 @@ class OtherEnvironment(SartorWarning):
 
 
 class NotSaved(SartorWarning):
-    """A run that changed what a checkpoint does not put back: it goes on, and no checkpoint is written while that is so."""
+    """A run that changed what a checkpoint does not put back, or whose data cannot be seen: it goes on without writing a checkpoint."""
 
 
 class Changed(SartorError):
-    """A run is no longer what it began as, in something that a checkpoint does not put back, so no checkpoint was written."""
+    """What a checkpoint does not put back is no longer as it began, or cannot be seen, so no checkpoint was written."""
 
 
 def fingerprint(plan: Plan, budgets: Budgets, dataset: Dataset[Any]) -> dict[str, str]:
-    """What a checkpoint is of: plan, who is in which group, and the data (hashed whole where they are tensors, else in part)."""
+    """What a checkpoint is of: plan, who is in which group, and the data (hashed whole where they are tensors, else in part).
+
+    Data whose records do not show what they hold have no digest, but the class that keeps it to itself (`unseen`): no checkpoint is
+    written of them while there are steps to take.
+    """
     groups = np.ascontiguousarray(plan.groups_of(budgets), np.int64)
-    return {
-        "plan": _digest(json.dumps(_plan_document(plan), sort_keys=True).encode()),
-        "budgets": _digest(groups.tobytes()),
-        "data": _data_digest(dataset),
-    }
+    of = {"plan": _digest(json.dumps(_plan_document(plan), sort_keys=True).encode()), "budgets": _digest(groups.tobytes())}
+    try:
+        return {**of, "data": _data_digest(dataset)}
+    except Unseen as unseen:
+        return {**of, "data": "unseen", "unseen": str(unseen)}
 
 
 def _plan_document(plan: Plan) -> dict[str, Any]:
@@ -97,7 +103,7 @@ def _digest(*chunks: bytes | memoryview) -> str:
 def _data_digest(dataset: Any) -> str:
     """Tensors, and parts and chains of them, are read whole; other data sets record by record up to a number, beyond it in part."""
     if type(dataset) is TensorDataset:
-        return _digest(*(part for tensor in dataset.tensors for part in (_form(tensor), _bytes(tensor))))
+        return _digest(*map(content, dataset.tensors))
     if type(dataset) is Subset:
         return _digest(_data_digest(dataset.dataset).encode(), np.asarray(dataset.indices, np.int64).tobytes())
     if type(dataset) is ConcatDataset:
@@ -107,34 +113,10 @@ def _data_digest(dataset: Any) -> str:
     def digest() -> str:
         hashed = hashlib.blake2b(str(len(dataset)).encode(), digest_size=16)
         for i in places:
-            for value in tree_flatten(dataset[int(i)])[0]:
-                hashed.update(_form(value))
-                hashed.update(_leaf(value))
+            hashed.update(content(dataset[int(i)]))
         return hashed.hexdigest()
 
     return str(repeatable(0, digest, dataset))
-
-
-def _leaf(value: Any) -> bytes | memoryview:
-    """The content of one value; of an object that does not give it away, at least its class."""
-    if isinstance(value, Tensor):
-        return _bytes(value)
-    if isinstance(value, str | bytes | bool | int | float | None):
-        return repr(value).encode()
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError):
-        array = np.array(None)
-    return type(value).__qualname__.encode() if array.dtype.hasobject else array.tobytes()
-
-
-def _form(value: Any) -> bytes:
-    """What content alone does not tell: the same bytes in another shape or type are other data."""
-    return f"{getattr(value, 'dtype', type(value).__qualname__)} {tuple(getattr(value, 'shape', ()))};".encode()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _environment() -> dict[str, Any]:
@@ -150,7 +132,7 @@ def _settings(optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any
         "reduction": run.reduction,
         "number of noise draws": run.noise_draws,
         "largest physical batch": loader.max_physical_batch,  # dropout and random changes to records are drawn piece by piece
-        "scheduler": scheduler_identity(scheduler),
+        "scheduler": lasting(scheduler),
     }
 
 
@@ -168,12 +150,13 @@ def save_checkpoint(
     """Write where the run stands; whoever kills the process at any moment finds this checkpoint or the one before.
 
     `public` is whatever else the caller wants back, made from public data alone. Of a run that is `over`, or has no step left, the key
-    goes. `loss` is the loss as it is now, if `of` names it as it was. A run that changed what is not put back raises `Changed`, and the
-    checkpoint before stands.
+    goes. `loss` is the loss as it is now, if `of` names it as it was. A run that changed what is not put back, or whose
+    data cannot be seen, raises `Changed`, and the checkpoint before stands.
     """
     run = optimizer.run
     over = over or not run.left
     if not over:
+        _refuse_unseen(of)
         _refuse_changes(optimizer, loader, scheduler, "the loss differs" if loss not in (None, of.get("loss")) else None)
     state = {} if over else _state(optimizer, loader, scheduler)
     files = {} if over else {"optimizer.safetensors": save(_flat_optimizer(optimizer)[0])}
@@ -194,9 +177,11 @@ def save_checkpoint(
     root = Path(folder)
     _hold(run, root)
     (root / name).mkdir(mode=0o700)
-    for file, content in files.items():
-        write_private(root / name / file, content)
+    for file, written in files.items():
+        write_private(root / name / file, written)
     write_private(root / _CURRENT, pointer.encode())
+    if not (root / _MARK).exists():
+        write_private(root / _MARK, b"")  # on the disk before this returns, so before any step: it stays when all else is lost
     _remove_others(root, name)
     if not run.left:
         run.locks.pop(root.resolve()).close()
@@ -238,6 +223,15 @@ def _refuse_changes(optimizer: PrivateOptimizer, loader: PrivateLoader, schedule
         )
 
 
+def _refuse_unseen(of: Mapping[str, str]) -> None:
+    """Raise if whoever resumes could bring other data without being noticed."""
+    if "unseen" in of:
+        raise Changed(
+            f"records of the data set hold an object of {of['unseen']}, which does not show what is in it, so nobody could tell whether a "
+            "resumed run has the same data and no checkpoint was written; let records be of tensors, arrays, numbers and text."
+        )
+
+
 def _settings_differ(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     return next((f"the {name} differs" for name, value in now.items() if then[name] != value), None)
 
@@ -253,6 +247,7 @@ def _state(optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any) -
         "kernels": run.engine.kernels.chosen,
         "optimizer": _flat_optimizer(optimizer)[1],
         "scheduler": _jsonable(scheduler.state_dict(), "the scheduler") if scheduler is not None else None,
+        "whole scheduler": whole(scheduler, scope_of(run.engine.model)),
         "random": torch.get_rng_state().numpy().tobytes().hex(),
     }
 
@@ -289,10 +284,13 @@ def exists(folder: str | os.PathLike[str]) -> bool:
 
 
 def is_begun(folder: str | os.PathLike[str]) -> bool:
-    """Whether a run began here: it has a checkpoint, or left one of a later step than its first, which is written before any is taken."""
+    """Whether a run began here: it has a checkpoint or the mark of one, or left one of a later step than its first.
+
+    A first checkpoint without a mark was broken off while it was written, before any step.
+    """
     root = Path(folder)
     names = [path.name for path in root.iterdir()] if root.is_dir() else []
-    return _CURRENT in names or any(_OURS.fullmatch(name) and not name.startswith("step-0-") for name in names)
+    return bool({_CURRENT, _MARK} & set(names)) or any(_OURS.fullmatch(name) and not name.startswith("step-0-") for name in names)
 
 
 def refuse_begun(folder: str | os.PathLike[str]) -> None:
@@ -309,18 +307,22 @@ class Checkpoint:
         if not exists(root):
             raise SartorError(f"{root} holds no checkpoint to resume from.")
         self._root = root
+        close_folder(root)
         try:
-            self._pointer = (root / _CURRENT).read_bytes()
+            self._pointer = _read(root / _CURRENT)
             pointer = json.loads(self._pointer)
             path = root / Path(str(pointer["folder"])).name
-            content = (path / "state.json").read_bytes()
-            self._document: dict[str, Any] = json.loads(content)
-            whole = _digest(content) == pointer["digest"]
-            self._tensors = {name: (path / name).read_bytes() for name in self._document["files"]} if whole else {}
-            whole = whole and all(_digest(value) == self._document["files"][name] for name, value in self._tensors.items())
+            written = _read(path / "state.json")
+            close_folder(path)
+            self._document: dict[str, Any] = json.loads(written)
+            intact = _digest(written) == pointer["digest"]
+            self._tensors = {name: _read(path / name) for name in self._document["files"]} if intact else {}
+            intact = intact and all(_digest(value) == self._document["files"][name] for name, value in self._tensors.items())
+        except SartorError:  # it stands open, or is not the owner's own
+            raise
         except (OSError, ValueError, KeyError, TypeError):
-            whole = False
-        if not whole:
+            intact = False
+        if not intact:
             raise SartorError(f"the checkpoint in {root} is damaged: start anew, or put back an intact copy.")
         for what, name in {"plan": "plan", "budgets": "assignment of budgets", "data": "data set"}.items():
             if self._document["of"].get(what) != of[what]:
@@ -357,7 +359,7 @@ class Checkpoint:
             raise SartorError("this run has taken steps already: a checkpoint is restored before the first.")
         held = _locked(self._root)
         try:
-            if (self._root / _CURRENT).read_bytes() != self._pointer:
+            if _read(self._root / _CURRENT) != self._pointer:
                 raise SartorError(f"the run in {self._root} went on in another process meanwhile; start again.")
             self._restore(optimizer, loader, scheduler)
         except BaseException:
@@ -370,7 +372,7 @@ class Checkpoint:
         other = difference(self._made_of, run.made_of)
         if other is None:
             run.settings = _settings(optimizer, loader, scheduler)
-            other = _settings_differ(document["settings"], run.settings)
+            other = _settings_differ(document["settings"], run.settings) or self._put_back(scheduler, scope_of(run.engine.model))
         if other is not None:
             raise SartorError(
                 f"this checkpoint is of another run: {other}; the same noise on other sums would show their difference, so resume with "
@@ -388,10 +390,21 @@ class Checkpoint:
             )
         _fill_model(run.engine.model, self._tensors["model.safetensors"])
         _fill_optimizer(optimizer, load(self._tensors["optimizer.safetensors"]), _from_json(document["optimizer"]))
-        if scheduler is not None:
-            scheduler.load_state_dict(_from_json(document["scheduler"]))
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(document["random"]), dtype=torch.uint8))
         run.resume_at(int(document["steps"]))
+
+    def _put_back(self, scheduler: Any, scope: Scope) -> str | None:
+        """Load the scheduler's state, and say whether it is now what was saved. The optimizer's learning rates are put back after it."""
+        if scheduler is not None:
+            scheduler.load_state_dict(_from_json(self._document["scheduler"]))
+        return None if whole(scheduler, scope) == self._document["whole scheduler"] else "the scheduler differs"
+
+
+def _read(path: Path) -> bytes:
+    """A file of a checkpoint, which is made its owner's alone where it was left open; it may hold the key."""
+    if not path.exists():
+        raise FileNotFoundError(path)
+    return read_private(path)
 
 
 def _unshared(model: torch.nn.Module) -> dict[str, Tensor]:

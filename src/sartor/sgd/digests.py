@@ -144,7 +144,7 @@ def records(dataset: Any) -> dict[str, Any]:
             return bool(value) and all(callable(part) or isinstance(part, Dataset) for part in value)
         return isinstance(value, bool | int | float | str | Dataset) or callable(value)
 
-    return {f"setting {name}": value for name, value in sorted(_attributes(dataset).items()) if makes(value) and not _place(value)}
+    return {f"setting {name}": value for name, value in sorted(attributes(dataset).items()) if makes(value) and not _place(value)}
 
 
 class _Walk:
@@ -236,7 +236,7 @@ class _Walk:
             self._say("container", type(value).__qualname__)
         else:
             self._take(type(value), depth, foreign)
-            self._settings({} if isinstance(value, tuple) else _attributes(value), depth, foreign)
+            self._settings({} if isinstance(value, tuple) else attributes(value), depth, foreign)
 
     def _settings(self, named: Mapping[str, Any], depth: int, foreign: int) -> None:
         """Values by name, whatever their order."""
@@ -375,7 +375,7 @@ class _Walk:
             self._take(wrapped, depth, foreign)
         ours = package_of(type(value)) is None
         if ours or foreign < _FOREIGN:
-            own = {name: part for name, part in _attributes(value).items() if name != "__wrapped__" and (ours or not name.startswith("_"))}
+            own = {name: part for name, part in attributes(value).items() if name != "__wrapped__" and (ours or not name.startswith("_"))}
             self._settings(own, depth, 0 if ours else foreign + 1)
 
 
@@ -418,7 +418,8 @@ def _ours(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and package_of(value) is None
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes(value: Any) -> dict[str, Any]:
+    """An object's attributes by name, in its dictionary and in its slots."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())

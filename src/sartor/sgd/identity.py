@@ -20,7 +20,6 @@ import torch
 from torch import nn
 from torch.nn.modules import module as of_all_modules
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from sartor.sgd.digests import Scope, digest, layer, memory, records, users
@@ -53,9 +52,7 @@ class Identity:
 
 def identity(model: nn.Module, optimizer: Optimizer, dataset: Dataset[Any], collate: Callable[..., Any] | None) -> Identity:
     """What a run is made of at this moment; the hooks of the run itself do not count, nor what a checkpoint puts back."""
-    state = (*model.state_dict(keep_vars=True).values(), *model.parameters())
-    restored = {memory(value) for value in state if isinstance(value, torch.Tensor)} - {0}
-    scope = Scope({id(module): name for name, module in model.named_modules()}, frozenset(restored))
+    scope = scope_of(model)
     parts: dict[str, Any] = {
         "numbers": _numbers(),
         "layers": _layers(model, scope),
@@ -68,9 +65,11 @@ def identity(model: nn.Module, optimizer: Optimizer, dataset: Dataset[Any], coll
     return Identity(versions=dict(sorted({**scope.packages, **{name: version(name) for name in _ALWAYS}}.items())), **parts)
 
 
-def scheduler_identity(scheduler: Any) -> str | None:
-    """What a scheduler is beside its state, which a checkpoint puts back: its class, and the functions that it asks."""
-    return None if scheduler is None else digest((type(scheduler), _asked(scheduler)))
+def scope_of(model: nn.Module) -> Scope:
+    """What a checkpoint puts back of a model, and its layers by name: values that refer to them are not described by it."""
+    state = (*model.state_dict(keep_vars=True).values(), *model.parameters())
+    restored = {memory(value) for value in state if isinstance(value, torch.Tensor)} - {0}
+    return Scope({id(module): name for name, module in model.named_modules()}, frozenset(restored))
 
 
 def difference(then: Mapping[str, Any], now: Identity) -> str | None:
@@ -144,16 +143,6 @@ def _optimizer(model: nn.Module, optimizer: Optimizer, scope: Scope) -> dict[str
     settings["groups"] = [[names.get(id(value), "") for value in group["params"]] for group in optimizer.param_groups]
     settings["hooks"] = [users(getattr(optimizer, kind)) for kind in _STEP_HOOKS]
     return _parts(type(optimizer), digest(type(optimizer), scope), settings, scope)
-
-
-def _asked(value: Any) -> Any:
-    if isinstance(value, LRScheduler):
-        inner = {name: _asked(part) for name, part in sorted(vars(value).items()) if name != "optimizer"}
-        return type(value), {name: part for name, part in inner.items() if part}
-    if isinstance(value, list | tuple):
-        return [part for part in map(_asked, value) if part]
-    # an object's state is put back by the checkpoint, as torch does for functions that are objects
-    return value if hasattr(value, "__code__") else type(value) if callable(value) else None
 
 
 # -- sentences

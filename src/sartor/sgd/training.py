@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
@@ -30,6 +30,7 @@ from sartor.sgd.optimizer import PrivateOptimizer, make
 from sartor.sgd.part import Parts
 from sartor.sgd.pristine import Pristine
 from sartor.sgd.private import make_private, release
+from sartor.sgd.public import refuse_protected
 from sartor.sgd.run import NotFinite
 from sartor.sgd.stream import Stream
 
@@ -116,7 +117,7 @@ def fit(
     Account(5 of 5 steps)
     """
     _check(every, patience, public, checkpoint, checkpoint_every, resume)
-    _refuse_protected(public, dataset, budgets)
+    refuse_protected(public, dataset, budgets)
     start = time.perf_counter()
     measure = Loss(loss)
     inner = make(optimizer, [p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
@@ -191,7 +192,8 @@ def fit(
                 saved = private.run.steps
             except saving.Changed as changed:
                 # its budgets are being spent: it goes on, and the checkpoint of before the change is as sound as ever
-                warnings.warn(f"{changed} Stopped now, this run would resume from its step {saved}.", saving.NotSaved, stacklevel=3)
+                would = f"would resume from its step {saved}" if saving.exists(checkpoint) else "could not be resumed"
+                warnings.warn(f"{changed} Stopped now, this run {would}.", saving.NotSaved, stacklevel=3)
 
         if found is None:
             save()
@@ -236,24 +238,6 @@ def _check(every: int | None, patience: int | None, public: Any, checkpoint: Any
         raise SartorError("checkpoints need a folder (checkpoint=).")
     if checkpoint is not None and not resume:
         saving.refuse_begun(checkpoint)
-
-
-def _refuse_protected(public: Any, dataset: Any, budgets: Budgets) -> None:
-    """Refuse, as public, records that are trained on under a budget: a figure about them would be a release that no budget covers."""
-    rows: Any = []
-    if type(public) is Subset and public.dataset is dataset:
-        rows = public.indices
-    elif public is dataset or (type(public) is type(dataset) is TensorDataset and _equal(public.tensors, dataset.tensors)):
-        rows = slice(None)
-    if np.isfinite(budgets.epsilon[rows]).any():
-        raise SartorError(
-            "public= holds records that are trained on under a budget, and figures about them would protect nobody: give other records, "
-            "of people who agreed to that, or ask for figures about the training data as such (sensitive=True)."
-        )
-
-
-def _equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return len(some) == len(others) and all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
 
 
 def _steps(model: nn.Module, optimizer: PrivateOptimizer, loader: PrivateLoader, measure: Loss) -> Iterator[None]:
