@@ -24,8 +24,8 @@ import sartor
 from sartor import federated
 from sartor.federated.rounds import Round
 from sartor.federated.task import Settings, Task
-from sartor.sgd.sampling import PoissonSampler
-from sartor.sgd.stream import Stream
+from sartor.run.sampling import PoissonSampler
+from sartor.run.stream import Stream
 
 SETUPS: dict[str, tuple[str, str]] = {
     "none": ("inf", ""),

@@ -29,7 +29,7 @@ import sartor
 from sartor import pate
 from sartor.pate.networks import predict
 from sartor.pate.problems import Problem, problem, usual_estimator, usual_teachers
-from sartor.sgd.stream import Stream
+from sartor.run.stream import Stream
 
 AGGREGATOR = {"mnist": pate.Confident(40, 200, 150), "adult": pate.Confident(40, 300, 200)}
 SURVEYS = {"A": ((1.0, 2.0, 3.0), (0.34, 0.43, 0.23)), "B": ((1.0, 2.0, 3.0), (0.54, 0.37, 0.09))}

@@ -23,8 +23,8 @@ from randomgen import AESCounter, ChaCha
 from rich.console import Console
 from rich.table import Table
 
-from sartor.sgd.sampling import PoissonSampler
-from sartor.sgd.stream import Stream, normal
+from sartor.run.sampling import PoissonSampler
+from sartor.run.stream import Stream, normal
 
 SMALL, LARGE, BATCH, STEPS = 10_000, 100_000_000, 512, 1_000_000
 DRAWS = 200  # per repeat

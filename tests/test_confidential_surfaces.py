@@ -22,7 +22,7 @@ from sartor.cli.federate import _conclusion
 from sartor.federated.task import Settings, Task
 from sartor.report.demonstration import Trial, cells, demonstration_page
 from sartor.report.training import training_page
-from sartor.sgd.account import Account
+from sartor.run.account import Account
 
 THREE, DELTA, RESERVE = 0.731, 3.7e-7, 0.2
 SCHEMES = {"uniform": {}, "exclude": {"threshold": 0.2}, "sample": {}, "scale": {}, "hybrid": {"mix": 0.5}, "sequential": {}}

@@ -19,6 +19,10 @@ class Overspent(SartorError):
     """Parameters under which somebody would spend more than their budget: such a plan cannot be constructed."""
 
 
+class Exhausted(SartorError):
+    """The plan's steps are done: a further one would spend what nobody allowed."""
+
+
 class SartorWarning(UserWarning):
     """Something that holds its promise but is probably not what was meant."""
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sartor import files
 from sartor.errors import SartorError
 from sartor.pate import EnsembleFolder
+from sartor.run import files
 
 SMALL = ["pate", "--teachers", "8", "--workers", "1", "--epochs", "3", "--epsilon", "20,60", "--share", ".5,.5", "--delta", "1e-4"]
 KEYS = {"variant", "labels", "queries", "label_accuracy", "student_accuracy", "teachers", "bound", "sensitive", "private", "groups"}
@@ -157,7 +157,7 @@ def test_labels_that_could_not_be_written_after_all_are_in_the_folder(run, tmp_p
 
 STOPPED = """
 import os, signal, sys
-from sartor import files
+from sartor.run import files
 from sartor.cli import main
 
 right, left = os.replace, int(sys.argv.pop(1))

@@ -16,8 +16,8 @@ from sartor.federated import rounds as running
 from sartor.federated import updates as clipping
 from sartor.federated.plan import FederatedPlan
 from sartor.federated.rounds import Round
-from sartor.sgd.sampling import PoissonSampler
-from sartor.sgd.stream import Stream
+from sartor.run.sampling import PoissonSampler
+from sartor.run.stream import Stream
 
 SHAPES = ((2, 3), (), (5,))
 BUDGETS = sartor.Budgets(np.repeat([1.0, 2.0, 4.0], 40), delta=1e-3)

@@ -13,9 +13,8 @@ import torch
 
 import sartor
 from sartor import federated
-from sartor.errors import SartorError
+from sartor.errors import Exhausted, SartorError
 from sartor.federated import Ledger, enrol
-from sartor.sgd.run import Exhausted
 
 
 def made(folder, *, rounds=4, epsilon=(1.0, 3.0, 1.0, 2.0) * 5):

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import sartor
-from sartor import federated, files
+from sartor import federated
 from sartor.errors import SartorError
 from sartor.federated import Ledger
 from sartor.federated import ledger as keeping
+from sartor.run import files
 
 NAMES = ("clients.json", "rounds.json", "state.pt")
 

@@ -11,8 +11,8 @@ from sartor import federated
 from sartor.errors import SartorError
 from sartor.federated.rounds import Round
 from sartor.federated.updates import Malformed, clipped, norm, update_of
-from sartor.sgd.sampling import Draw, PoissonSampler
-from sartor.sgd.stream import Stream
+from sartor.run.sampling import Draw, PoissonSampler
+from sartor.run.stream import Stream
 
 
 def named(parts):

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import sartor
-from sartor import files
 from sartor.errors import SartorError
 from sartor.pate import charges, folder
 from sartor.pate.aggregators import GNMax
@@ -22,7 +21,8 @@ from sartor.pate.costs import Accountant
 from sartor.pate.folder import EnsembleFolder
 from sartor.pate.plan import VARIANTS, plan
 from sartor.pate.voting import DataDependent
-from sartor.sgd.stream import Stream
+from sartor.run import files
+from sartor.run.stream import Stream
 from sartor_testing.ensembles import holders_within_budget, random_votes
 from sartor_testing.kept_ensembles import PEOPLE, aggregations_at_once, all_aggregations_keep_the_budgets, in_a_fork, saved
 

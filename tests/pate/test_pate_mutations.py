@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import sartor
-from sartor import files
 from sartor.pate import charges, folder, voting
 from sartor.pate.aggregators import Confident, GNMax
 from sartor.pate.plan import PatePlan, plan
-from sartor.sgd.stream import Stream
+from sartor.run import files
+from sartor.run.stream import Stream
 from sartor_testing import ensembles, kept_ensembles
 from sartor_testing.ensembles import account_matches_transcript, asks_what_a_loop_would_ask, holders_within_budget, random_votes
 

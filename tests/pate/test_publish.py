@@ -6,7 +6,7 @@ import pytest
 import sartor
 from sartor import pate
 from sartor.pate import bounds
-from sartor.sgd.stream import Stream
+from sartor.run.stream import Stream
 
 TEACHERS, QUERIES = 60, 40
 

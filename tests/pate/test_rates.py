@@ -12,7 +12,7 @@ import sartor
 from sartor.pate import voting
 from sartor.pate.aggregators import Confident, GNMax, Interactive
 from sartor.pate.plan import plan
-from sartor.sgd.stream import Stream
+from sartor.run.stream import Stream
 
 MANY = 400_000
 TEACHERS = 4

@@ -15,7 +15,7 @@ from sartor.pate import voting
 from sartor.pate.aggregators import NONE, Confident, GNMax, Interactive
 from sartor.pate.costs import Accountant
 from sartor.pate.plan import VARIANTS, PatePlan, plan
-from sartor.sgd.stream import Stream
+from sartor.run.stream import Stream
 from sartor_testing import pate_reference as reference
 from sartor_testing.ensembles import (
     account_matches_transcript,

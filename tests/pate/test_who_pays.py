@@ -5,7 +5,7 @@ import pytest
 
 import sartor
 from sartor import pate
-from sartor.sgd.stream import Stream
+from sartor.run.stream import Stream
 
 TEACHERS, QUERIES = 60, 40
 SEEDS = range(2)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import sartor
-from sartor.sgd.sampling import PoissonSampler
-from sartor.sgd.stream import Stream
+from sartor.run.sampling import PoissonSampler
+from sartor.run.stream import Stream
 
 EPSILON = np.random.default_rng(4).permutation(np.repeat([4.0, 1.0, 2.0], [20, 50, 30]))
 

@@ -13,7 +13,7 @@ from sartor.errors import Infeasible
 from sartor.pate import voting
 from sartor.pate.aggregators import NONE, Confident, GNMax, Interactive
 from sartor.pate.plan import VARIANTS, plan
-from sartor.sgd.stream import Stream
+from sartor.run.stream import Stream
 from sartor_testing import pate_reference as reference
 
 placing = importlib.import_module("sartor.pate.partition")

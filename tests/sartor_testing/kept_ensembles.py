@@ -11,7 +11,7 @@ from sartor.errors import SartorError
 from sartor.pate.aggregators import GNMax
 from sartor.pate.folder import EnsembleFolder
 from sartor.pate.plan import plan
-from sartor.sgd.stream import Stream
+from sartor.run.stream import Stream
 from sartor_testing.ensembles import holders_within_budget, random_votes
 
 PEOPLE = sartor.Budgets.from_groups([(1.0, 50), (2.0, 30), (4.0, 20)], delta=1e-5)

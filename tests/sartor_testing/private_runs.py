@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import sartor
+from sartor.run.sampling import PoissonSampler
 from sartor.sgd import OutOfTurn, Stream
-from sartor.sgd.sampling import PoissonSampler
 
 HOLDERS = 60
 

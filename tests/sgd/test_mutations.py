@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from sartor.errors import SartorError
+from sartor.run.sampling import PoissonSampler
 from sartor.sgd import loader as loading
 from sartor.sgd import run as running
 from sartor.sgd.checkpoint import Checkpoint
 from sartor.sgd.gradients import PerExample
-from sartor.sgd.sampling import PoissonSampler
 from sartor_testing.private_runs import (
     difference_from_by_hand,
     empty_batches_step_with_noise,

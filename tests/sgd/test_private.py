@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 import sartor
+from sartor.run.sampling import PoissonSampler
 from sartor.sgd import Exhausted, OutOfTurn, Stream, release
 from sartor.sgd import run as running
 from sartor.sgd.gradients import PerExample
-from sartor.sgd.sampling import PoissonSampler
 from sartor_testing.private_runs import (
     HOLDERS,
     difference_from_by_hand,

@@ -13,8 +13,8 @@ import sartor
 from sartor.cli.output import initial_weights, print_json, say, show, working
 from sartor.confidential import text
 from sartor.errors import SartorError
-from sartor.files import check_place, write_public
 from sartor.numbers import numbers
+from sartor.run.files import check_place, write_public
 
 _SHARE, _DELTA = (0.34, 0.43, 0.23), 1e-4
 _MODEL = "logistic"

@@ -25,7 +25,7 @@ from sartor import confidential
 from sartor.cli.output import print_json, show, working
 from sartor.errors import Infeasible, SartorError
 from sartor.federated.enrolment import Limits
-from sartor.files import write_private, write_public
+from sartor.run.files import write_private, write_public
 
 if TYPE_CHECKING:
     from sartor.federated.task import Settings

@@ -11,8 +11,8 @@ from typing import Any
 
 from sartor.budgets import Budgets, Policy
 from sartor.errors import SartorError
-from sartor.files import same
 from sartor.numbers import numbers
+from sartor.run.files import same
 
 
 def say(sentence: str) -> None:

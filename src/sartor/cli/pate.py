@@ -14,7 +14,7 @@ from sartor import Budgets
 from sartor.cli.output import budgets_from, print_json, refuse_inputs, say, show, working
 from sartor.confidential import text
 from sartor.errors import SartorError
-from sartor.files import write_public
+from sartor.run.files import write_public
 
 _EPOCHS = {"mnist": 20, "digits": 40, "adult": 1}
 
@@ -56,7 +56,7 @@ def pate(
     from sartor.pate import plan as plan_pate
     from sartor.pate.problems import problem
     from sartor.pate.voting import check_options
-    from sartor.sgd.stream import Stream
+    from sartor.run.stream import Stream
 
     work = problem(dataset, data)
     own = budgets_from(

@@ -29,7 +29,7 @@ from sartor.federated.enrolment import Limits
 from sartor.federated.flower import PrivateFedAvg, private
 from sartor.federated.plan import AdaptiveClip
 from sartor.federated.task import Settings, Task, task
-from sartor.files import write_public
+from sartor.run.files import write_public
 
 try:
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict

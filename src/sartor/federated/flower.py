@@ -38,8 +38,8 @@ from sartor.federated.plan import AdaptiveClip, plan
 from sartor.federated.rounds import Round
 from sartor.federated.server import ServerOptimizer
 from sartor.federated.updates import Named
-from sartor.sgd.sampling import PoissonSampler
-from sartor.sgd.stream import Stream
+from sartor.run.sampling import PoissonSampler
+from sartor.run.stream import Stream
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict

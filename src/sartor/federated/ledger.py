@@ -34,12 +34,11 @@ from pathlib import Path
 from typing import Any
 
 from sartor.budgets import Budgets
-from sartor.errors import SartorError
+from sartor.errors import Exhausted, SartorError
 from sartor.federated.plan import FederatedPlan
-from sartor.files import Lock, close_folder, holding, lock, read_private, sync_folder, write_private
 from sartor.numbers import from_json_number, to_json_number
-from sartor.sgd.account import Account
-from sartor.sgd.run import Exhausted
+from sartor.run.account import Account
+from sartor.run.files import Lock, close_folder, holding, lock, read_private, sync_folder, write_private
 
 _CLIENTS, _ROUNDS, _STATE = "clients.json", "rounds.json", "state.pt"
 _IMPOSSIBLE = "the ledger has a number that its plan could not have."

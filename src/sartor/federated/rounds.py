@@ -19,8 +19,8 @@ import numpy as np
 from sartor.errors import SartorError
 from sartor.federated.plan import FederatedPlan
 from sartor.federated.updates import Array, Malformed, Named, clipped, update_of
-from sartor.sgd.sampling import Draw
-from sartor.sgd.stream import Stream, normal
+from sartor.run.sampling import Draw
+from sartor.run.stream import Stream, normal
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.errors import SartorError
-from sartor.files import Lock, write_private
 from sartor.pate import sealed
 from sartor.pate.costs import Accountant
 from sartor.pate.plan import PatePlan
 from sartor.pate.voting import PateAccount
+from sartor.run.files import Lock, write_private
 
 _CHARGED = "charged"
 

@@ -37,7 +37,6 @@ from numpy.typing import NDArray
 from sartor.budgets import Budgets
 from sartor.documents import read_json
 from sartor.errors import Infeasible, SartorError
-from sartor.files import Lock, lock, same, write_private
 from sartor.numbers import from_json_number, to_json_number
 from sartor.pate import sealed
 from sartor.pate.charges import Charge, Charges
@@ -46,7 +45,8 @@ from sartor.pate.partition import partition
 from sartor.pate.plan import PatePlan, whole
 from sartor.pate.publish import Published, published
 from sartor.pate.voting import Bound, Labels, PateAccount, aggregate, checked_votes
-from sartor.sgd.stream import Stream
+from sartor.run.files import Lock, lock, same, write_private
+from sartor.run.stream import Stream
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,7 @@ from sartor.pate.aggregators import GNMax
 from sartor.pate.costs import Accountant
 from sartor.pate.plan import PatePlan
 from sartor.pate.voting import PateAccount
-from sartor.sgd.stream import Stream
+from sartor.run.stream import Stream
 
 
 @dataclass(frozen=True)

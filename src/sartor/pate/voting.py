@@ -23,7 +23,7 @@ from sartor.pate import bounds
 from sartor.pate.aggregators import NONE, Confident
 from sartor.pate.costs import Accountant
 from sartor.pate.plan import PatePlan, whole
-from sartor.sgd.stream import Stream
+from sartor.run.stream import Stream
 
 Array = NDArray[np.float64]
 Bound = Literal["independent", "dependent"]

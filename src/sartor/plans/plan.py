@@ -30,11 +30,11 @@ from sartor.budgets import Budgets, spendable
 from sartor.documents import read_json
 from sartor.errors import Overspent, SartorError
 from sartor.exposure import MOST_STEPS
-from sartor.files import write_private, write_public
 from sartor.immutable import immutable
 from sartor.numbers import from_json_number, to_json_number
 from sartor.plans import excess as excess_of
 from sartor.plans import table
+from sartor.run.files import write_private, write_public
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]

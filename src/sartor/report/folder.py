@@ -28,8 +28,8 @@ from torch import nn
 from sartor.budgets import Budgets
 from sartor.documents import read_toml
 from sartor.errors import SartorError
-from sartor.files import write_private, write_public
 from sartor.plans import Plan
+from sartor.run.files import write_private, write_public
 
 _ENDS = ("model.safetensors", "account.json", "report.html")
 _SENSITIVE = ("budgets.npz", "plan-all.json", "held-out.json")

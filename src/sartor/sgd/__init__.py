@@ -1,12 +1,13 @@
 """Training by stochastic gradient descent under a plan: draw, clip, sum, add noise, step."""
 
-from sartor.sgd.account import Account
+from sartor.errors import Exhausted
+from sartor.run.account import Account
+from sartor.run.stream import Stream
 from sartor.sgd.checkpoint import Changed, NotSaved, OtherEnvironment
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.private import make_private, release
-from sartor.sgd.run import Exhausted, NotFinite, OutOfTurn
-from sartor.sgd.stream import Stream
+from sartor.sgd.run import NotFinite, OutOfTurn
 from sartor.sgd.training import Progress, Result, Sensitive, evaluate, fit
 
 __all__ = [

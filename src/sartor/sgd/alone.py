@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from sartor.errors import SartorError
+from sartor.run.stream import Stream
 from sartor.sgd.rows import Likeness, likeness
-from sartor.sgd.stream import Stream
 
 MOST = 16
 RECORDS = 8

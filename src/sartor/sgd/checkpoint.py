@@ -39,9 +39,10 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError, SartorWarning
-from sartor.files import Lock, close_folder, lock, read_private, sync_folder, write_private
 from sartor.plans import Plan
-from sartor.sgd.account import Account
+from sartor.run.account import Account
+from sartor.run.files import Lock, close_folder, lock, read_private, sync_folder, write_private
+from sartor.run.stream import Stream
 from sartor.sgd.contents import Unseen, content
 from sartor.sgd.digests import Scope
 from sartor.sgd.generators import repeatable
@@ -50,7 +51,6 @@ from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.run import Run
 from sartor.sgd.schedules import lasting, whole
-from sartor.sgd.stream import Stream
 
 _CURRENT, _MARK = "current", "begun"
 _SAMPLED = 10_000

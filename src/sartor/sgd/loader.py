@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from sartor.errors import SartorError
+from sartor.errors import Exhausted, SartorError
+from sartor.run.sampling import PoissonSampler
 from sartor.sgd.alone import RECORDS, SEEDS, Alone, Pair
 from sartor.sgd.changes import Path, changed, follow, state
 from sartor.sgd.check import Unchecked
@@ -24,8 +25,7 @@ from sartor.sgd.generators import repeatable
 from sartor.sgd.pristine import Pristine
 from sartor.sgd.reach import Reach
 from sartor.sgd.rows import Likeness
-from sartor.sgd.run import Exhausted, Piece, Run
-from sartor.sgd.sampling import PoissonSampler
+from sartor.sgd.run import Piece, Run
 from sartor.sgd.stores import stores
 
 Collate = Callable[[list[Any]], Any]

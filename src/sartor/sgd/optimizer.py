@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from sartor.errors import SartorError
-from sartor.sgd.account import Account
+from sartor.run.account import Account
 from sartor.sgd.run import Run
 
 

@@ -14,6 +14,8 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.plans import Plan
+from sartor.run.sampling import PoissonSampler
+from sartor.run.stream import Stream
 from sartor.sgd.check import Kept
 from sartor.sgd.gradients import Kernels, PerExample
 from sartor.sgd.gradients.modules import watched
@@ -22,8 +24,6 @@ from sartor.sgd.loader import PrivateLoader, check_dataset
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.pristine import Pristine
 from sartor.sgd.run import Run, check_parameters
-from sartor.sgd.sampling import PoissonSampler
-from sartor.sgd.stream import Stream
 
 _MARK = "_trained_privately"
 

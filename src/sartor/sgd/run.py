@@ -24,19 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sartor.errors import SartorError
-from sartor.files import Lock
+from sartor.errors import Exhausted, SartorError
 from sartor.plans import Plan
-from sartor.sgd.account import Account
+from sartor.run.account import Account
+from sartor.run.files import Lock
+from sartor.run.stream import Stream, normal
 from sartor.sgd.check import Kept, SelfCheck
 from sartor.sgd.gradients import PerExample
 from sartor.sgd.identity import Identity
 from sartor.sgd.pristine import Pristine
-from sartor.sgd.stream import Stream, normal
-
-
-class Exhausted(SartorError):
-    """The plan's steps are done: a further one would spend what nobody allowed."""
 
 
 class NotFinite(SartorError):

@@ -21,8 +21,9 @@ from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.plans import Plan
 from sartor.progress import bar
+from sartor.run.account import Account
+from sartor.run.stream import Stream
 from sartor.sgd import checkpoint as saving
-from sartor.sgd.account import Account
 from sartor.sgd.gradients.modules import watched
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.loss import Loss
@@ -32,7 +33,6 @@ from sartor.sgd.pristine import Pristine
 from sartor.sgd.private import make_private, release
 from sartor.sgd.public import refuse_protected
 from sartor.sgd.run import NotFinite
-from sartor.sgd.stream import Stream
 
 _EVALUATED = 1024
 _NAN = (

@@ -10,7 +10,7 @@ from randomgen import AESCounter
 from scipy import stats
 
 from sartor.errors import SartorError
-from sartor.sgd.stream import Stream, normal
+from sartor.run.stream import Stream, normal
 
 MANY = 200_000
 SIGMAS = 5

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 import sartor
 from sartor import federated
 from sartor.federated.rounds import Round
-from sartor.sgd.sampling import PoissonSampler
-from sartor.sgd.stream import Stream
+from sartor.run.sampling import PoissonSampler
+from sartor.run.stream import Stream
 
 HOLDERS = 60
 WORDS = 512

@@ -26,7 +26,7 @@ from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.immutable import immutable
 from sartor.plans import Plan
-from sartor.sgd.stream import Stream
+from sartor.run.stream import Stream
 
 _PURPOSE = "sampling"
 # Rates below 2^-60 share one bin: candidates from it are so rare that thinning them costs nothing, and bins stay few.

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from sartor.errors import SartorError
-from sartor.files import lock
+from sartor.run.files import lock
 
 
 def another_process(folder):

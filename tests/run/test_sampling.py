@@ -9,9 +9,9 @@ from scipy import stats
 
 import sartor
 from sartor.errors import SartorError
-from sartor.sgd import sampling
-from sartor.sgd.sampling import Draw, PoissonSampler
-from sartor.sgd.stream import Stream
+from sartor.run import sampling
+from sartor.run.sampling import Draw, PoissonSampler
+from sartor.run.stream import Stream
 
 SIGMAS = 5
 RARE = 1e-6  # what a fair run may look like by chance

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import sartor
-from sartor.files import write_private
+from sartor.run.files import write_private
 
 
 class Disk:

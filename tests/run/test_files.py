@@ -11,7 +11,7 @@ import pytest
 
 import sartor
 from sartor.cli import main
-from sartor.files import check_place, write_private, write_public
+from sartor.run.files import check_place, write_private, write_public
 
 SMALL = ("plan", "--epsilon", "1,2", "--share", "0.5,0.5", "--holders", "100", "--delta", "1e-5", "--steps", "50", "--batch", "10")
 WRITERS = {"public": write_public, "private": lambda path, content: write_private(path, content.encode())}
