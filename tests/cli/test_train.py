@@ -183,7 +183,7 @@ def test_arrays_bring_their_own_budgets(run, tmp_path):
 def test_nothing_that_is_shown_names_a_holder_or_a_rare_budget(run, file, tmp_path):
     rows = people(300)
     for i, row in enumerate(rows):
-        row["consent"] = "0.7531" if i in (3, 4) else "4.4417" if i == 5 else ("1", "2")[i % 2]
+        row["consent"] = "0.7531" if i in (3, 4) else "4.4417" if i == 5 else ("1", "2")[i // 2 % 2]
     arguments = ("train", "--table", file("census.csv", rows), "--test", file("p.csv", people(50, 1)), "--schema", file("s.toml", SCHEMA))
     out, err = "", ""
     for scheme in ("scale", "uniform"):
