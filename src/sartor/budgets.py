@@ -30,6 +30,7 @@ from sartor.documents import read_toml
 from sartor.errors import InvalidBudget
 from sartor.immutable import immutable
 from sartor.names import alike
+from sartor.numbers import number
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -77,6 +78,8 @@ class Policy:
                 missing = "epsilon" if epsilon is None else "delta"
                 raise InvalidBudget(f'the policy\'s level "{name}" has no {missing}; give it there or for the whole policy.')
             try:
+                if isinstance(epsilon, bool) or isinstance(own, bool):
+                    raise TypeError
                 values = np.array([float(epsilon)]), np.array([float(own)])
             except (TypeError, ValueError):
                 raise InvalidBudget(f'the policy\'s level "{name}" needs numbers for epsilon and delta.') from None
@@ -344,7 +347,7 @@ def _check_names(names: Sequence[str], count: int) -> None:
 
 def _number(text: Any, column: str, line: int) -> float:
     try:
-        return float(text)
+        return number(text)
     except (TypeError, ValueError):
         raise InvalidBudget(f"line {line} has no number in the column {column}.") from None
 

@@ -29,5 +29,7 @@ def _read(path: str | os.PathLike[str], what: str, language: str, parse: Callabl
         return parse(Path(path).read_text(encoding="utf-8"))
     except OSError as reason:
         raise error(f"{name} cannot be read: {reason.strerror}.") from reason
+    except RecursionError:
+        raise error(f"{name} cannot be read: it is nested too deeply.") from None
     except ValueError as reason:  # of the parser, or bytes that are not UTF-8
         raise error(f"{name} is not {language}: {reason}.") from reason

@@ -22,9 +22,20 @@ def from_json_number(value: Any) -> float:
     return float(value)
 
 
+def number(text: Any) -> float:
+    """The number that a text is, as people and tables write it: Python's underscores are no part of one.
+
+    >>> number("1e-5"), number(" inf")
+    (1e-05, inf)
+    """
+    if "_" in str(text):
+        raise ValueError(f"{text} is not a number")
+    return float(text)
+
+
 def numbers(text: str, option: str) -> list[float]:
     """Numbers separated by commas."""
     try:
-        return [float(part) for part in text.split(",")]
+        return [number(part) for part in text.split(",")]
     except ValueError:
         raise SartorError(f'{option} takes numbers separated by commas, not "{text}".') from None

@@ -6,15 +6,17 @@ Bad input ends with exit code 2 and one clear sentence, never a traceback.
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 import warnings
-from typing import Any, TextIO
+from importlib import metadata
+from typing import Annotated, Any, TextIO
 
 import typer
 import typer.core
 
 from sartor.cli import account, demo, federate, pate, plan, train
-from sartor.cli.output import say
+from sartor.cli.output import say, shortened, show
 from sartor.errors import SartorError, SartorWarning
 
 # what a wrong option raises: typer's own where it has one, click's before
@@ -32,7 +34,6 @@ app = typer.Typer(
     name="sartor",
     help="Differential privacy cut to measure: every holder sets their own budget.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -42,6 +43,19 @@ app.command("pate", cls=_Command)(pate.pate)
 app.command("federate", cls=_Command)(federate.federate)
 app.command("account", cls=_Command)(account.account)
 app.command("demo", cls=_Command)(demo.demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        show(f"sartor {metadata.version('sartor')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")] = False,
+) -> None:
+    pass
 
 
 def _show_warning(
@@ -55,6 +69,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one command."""
     warnings.simplefilter("always", SartorWarning)
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without a letter shows another instead
     try:
         code = app(arguments, standalone_mode=False)
     except SartorError as error:
@@ -69,4 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = 130
     except BrokenPipeError:
         code = 0
+    except OSError as error:  # a disk that is full, a name that is too long, a file that went away
+        where = shortened(str(error.filename)) + ": " if error.filename else ""
+        say(f"error: {where}{error.strerror or error}.")
+        code = 2
     sys.exit(code or 0)

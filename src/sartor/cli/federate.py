@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sartor import confidential
-from sartor.cli.output import print_json, show, working
+from sartor.cli.output import check_seed, print_json, show, working
 from sartor.errors import Infeasible, SartorError
 from sartor.federated.enrolment import Limits
 from sartor.run.files import write_private, write_public
@@ -121,8 +121,7 @@ def federate(
 def _check_together(given: dict[str, Any]) -> None:
     """Refuse options that contradict each other, before anything is read."""
     none = given["scheme"] == "none"
-    if given["seed"] is not None and given["seed"] < 0:
-        raise SartorError(f"a seed must be 0 or more, not {given['seed']}.")
+    check_seed(given["seed"])
     if given["engine"] not in ("simulation", "deployment"):
         raise SartorError(f'an engine is "simulation" or "deployment", not "{given["engine"]}".')
     if (given["engine"] == "deployment") != (given["superlink"] is not None):

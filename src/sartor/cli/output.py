@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -20,17 +21,59 @@ def say(sentence: str) -> None:
     print(sentence, file=sys.stderr)
 
 
+def shortened(text: str) -> str:
+    """A path, say, as it fits into a sentence."""
+    return text if len(text) <= 100 else f"{text[:80]}... ({len(text)} characters)"
+
+
 def print_json(document: dict[str, Any]) -> None:
     """One document on stdout."""
-    print(json.dumps(document, indent=2, allow_nan=False))
+    with _written():
+        print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def show(thing: Any) -> None:
     """A table or text on stdout, as wide as it needs where nobody watches."""
     from rich.console import Console
 
-    console = Console() if sys.stdout.isatty() else Console(width=160, no_color=True)
-    console.print(thing, markup=False, highlight=False)
+    with _written():
+        console = Console() if sys.stdout.isatty() else Console(width=160, no_color=True)
+        console.on_broken_pipe = _no_reader  # type: ignore[method-assign]
+        console.print(thing, markup=False, highlight=False)
+
+
+def _no_reader() -> None:
+    raise BrokenPipeError
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """What is printed inside has left when this ends; an output that is full or closed is told, one that nobody reads any more ends all."""
+    if sys.stdout is None or sys.stdout.closed:
+        raise SartorError("standard output is closed: give a file or a terminal to print to.")
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        give_up_printing()
+        raise
+    except OSError as error:
+        give_up_printing()
+        raise SartorError(f"standard output cannot be written: {error.strerror}.") from None
+
+
+def give_up_printing() -> None:
+    """Let what is left to print go nowhere, so that it does not fail once more when the program ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def check_seed(seed: int | None) -> None:
+    """Refuse a seed that not every generator takes."""
+    if seed is not None and not 0 <= seed < 2**63:
+        raise SartorError(f"a seed must be 0 or more and below 2^63, not {seed}.")
 
 
 @contextmanager
@@ -77,6 +120,7 @@ def budgets_from(
     seed: int | None,
 ) -> Budgets:
     """Budgets as the options describe them: shares of a number of holders, or a file."""
+    check_seed(seed)
     if policy is not None and budgets is None:
         raise SartorError("--policy maps the levels of a file of budgets: it goes with --budgets.")
     if (budgets is None) == (epsilon is None):

@@ -7,12 +7,11 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 import typer
 
 import sartor
 from sartor.budgets import Budgets, Policy
-from sartor.cli.output import budgets_from, initial_weights, print_json, say, show, working
+from sartor.cli.output import budgets_from, check_seed, initial_weights, print_json, say, show, working
 from sartor.errors import SartorError
 from sartor.numbers import numbers
 
@@ -113,11 +112,11 @@ def train(
         if settings.get("sensitive") and folder is None:
             raise SartorError("--sensitive writes to a file for you alone in the run's folder: give that with --out.")
     job = _prepared(settings, folder if resume else None)
-    if folder is not None and not resume:
-        folder.create(job.settings, job.plan, job.budgets)
     if not json:
         show(_introduction(job))
         show(job.plan)
+    if folder is not None and not resume:  # last of all: whatever went wrong before has left no run behind
+        folder.create(job.settings, job.plan, job.budgets)
     result = _fitted(job, folder, resume)
     if folder is not None:
         _keep(job, folder, result)
@@ -176,6 +175,7 @@ def _listed(value: Any) -> Any:
 def _prepared(settings: dict[str, Any], resumed: Any) -> _Job:
     """Read the data, the budgets and the model, and make the plan; of a run that is continued, budgets and plan as they were."""
     from sartor.models import registry
+    from sartor.sgd.optimizer import check_pace
 
     _check_together(settings)
     with working("reading the data"):
@@ -185,8 +185,7 @@ def _prepared(settings: dict[str, Any], resumed: Any) -> _Job:
         raise SartorError(f'there is no optimizer "{settings["optimizer"]}"; there are sgd and adam.')
     if settings["optimizer"] == "adam" and settings["momentum"]:
         raise SartorError("--momentum goes with the optimizer sgd; adam has its own.")
-    if not (np.isfinite(settings["lr"]) and settings["lr"] > 0):
-        raise SartorError(f"the learning rate must be positive and finite, not {settings['lr']}.")
+    check_pace(settings["lr"], settings["momentum"])
     with initial_weights(settings.get("seed")):
         model = registry.build(settings["model"], shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
     if resumed is not None:
@@ -222,8 +221,7 @@ def _check_together(settings: dict[str, Any]) -> None:
         raise SartorError(f"say once what people allow: --{' or --'.join(way.replace('_', '-') for way in ways)}.")
     if "share" in settings and "epsilon" not in settings:
         raise SartorError("--share goes with --epsilon.")
-    if "seed" in settings and settings["seed"] < 0:
-        raise SartorError(f"a seed must be 0 or more, not {settings['seed']}.")
+    check_seed(settings.get("seed"))
 
 
 def _data(settings: dict[str, Any], *, resumed: bool) -> Any:
@@ -326,7 +324,7 @@ def _fitted(job: _Job, folder: Any, resume: bool) -> Any:
         if folder is None:
             say("stopped; nothing was kept, because there is no --out.")
         else:
-            say(f"stopped; sartor train --resume --out {folder.path} continues from the last checkpoint.")
+            say(f"stopped; sartor train --resume --out {folder.path} goes on from the step that it was stopped at.")
         raise typer.Exit(130) from None
 
 

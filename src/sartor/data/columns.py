@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.errors import SartorError
+from sartor.numbers import number
 
 Features = NDArray[np.float32]
 
@@ -74,6 +75,6 @@ def _number(text: str) -> float | None:
     if is_missing(text):
         return float("nan")
     try:
-        return float(text)
+        return number(text)
     except ValueError:
         return None

@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from sartor.errors import SartorError
 from sartor.plans import Plan
 from sartor.run.files import write_private, write_public
 
+_BEFORE = ("config.toml", "plan.json", "plan-all.json", "budgets.npz", "checkpoint")  # what there is before the first step
+_PART = re.compile(r"\.(config\.toml|plan\.json|plan-all\.json|budgets\.npz)\.[0-9a-f]+")  # of one that a kill left half written
 _ENDS = ("model.safetensors", "account.json", "report.html")
 _SENSITIVE = ("budgets.npz", "plan-all.json", "held-out.json")
 
@@ -51,6 +54,7 @@ class RunFolder:
         self.check_new()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self.checkpoint.mkdir(mode=0o700, exist_ok=True)  # first, so that a folder without one had a run in it
             if tell_budgets(settings, plan):
                 write_private(self.path / "config.toml", to_toml(settings).encode())
             else:
@@ -58,13 +62,19 @@ class RunFolder:
             plan.save(self.path / "plan.json")
             plan.save(self.path / "plan-all.json", sensitive=True)
             self._write_budgets(budgets)
-            self.checkpoint.mkdir(mode=0o700)
         except OSError as error:
             raise SartorError(f"{self.path} cannot be written: {error.strerror}.") from error
 
     def check_new(self) -> None:
-        """Refuse a folder that holds something."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        """Refuse a folder that holds something, but for what a run left behind that took no step."""
+        from sartor.sgd.checkpoint import is_begun
+
+        try:
+            inside = [] if not self.path.exists() else [self.path.name] if not self.path.is_dir() else os.listdir(self.path)
+            is_other = any(name not in _BEFORE and not _PART.fullmatch(name) for name in inside) or (inside and "checkpoint" not in inside)
+        except OSError as error:
+            raise SartorError(f"this cannot be a run's folder: {error.strerror}.") from None
+        if is_other or (inside and is_begun(self.checkpoint)):
             raise SartorError(f"{self.path} exists already: choose another folder, or continue the run in it with --resume.")
 
     def write_account(self, account: Mapping[str, Any]) -> None:

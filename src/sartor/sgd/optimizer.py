@@ -6,6 +6,7 @@ the gradient from the run, never from autograd.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -112,10 +113,19 @@ class PrivateOptimizer(Optimizer):
         return f"PrivateOptimizer({type(self.inner).__name__}, {self.run.account()!r})"
 
 
+def check_pace(lr: float, momentum: float) -> None:
+    """Refuse a learning rate or a momentum that no training can go on with."""
+    if not (lr > 0 and math.isfinite(lr)):
+        raise SartorError(f"the learning rate must be positive and finite, not {lr}.")
+    if not (momentum >= 0 and math.isfinite(momentum)):
+        raise SartorError(f"the momentum must be 0 or more and finite, not {momentum}.")
+
+
 def make(kind: str | Callable[[Any], Optimizer], parameters: Any, *, lr: float, momentum: float) -> Optimizer:
     """An optimizer by name, or from a function of the parameters."""
     if callable(kind):
         return kind(parameters)
+    check_pace(lr, momentum)
     if kind == "sgd":
         return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
     if kind == "adam":

@@ -25,6 +25,7 @@ from sartor.run.account import Account
 from sartor.run.stream import Stream
 from sartor.sgd import checkpoint as saving
 from sartor.sgd.gradients.modules import watched
+from sartor.sgd.interrupt import between_steps
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.loss import Loss
 from sartor.sgd.optimizer import PrivateOptimizer, make
@@ -105,7 +106,8 @@ def fit(
     steps and at the end, and `patience` evaluations without a better accuracy end the run early (never by private data). `loss` may reduce
     by mean, by sum or not at all: it is asked for one number per example.
     `scheduler` makes a learning-rate scheduler from the optimizer and steps with it. `checkpoint` is a folder; `resume` continues from it,
-    and gives the end again of a run that is over. A model that is no longer finite ends the run (`NotFinite`); its steps stay charged.
+    and gives the end again of a run that is over; Ctrl-C ends the step at hand, writes a checkpoint and stops. A model that is no longer
+    finite ends the run (`NotFinite`); its steps stay charged.
     `sensitive` adds per-group loss and accuracy on the training data, which the guarantee does not cover.
 
     >>> import sartor, torch
@@ -198,7 +200,11 @@ def fit(
         if found is None:
             save()
         model.train()
-        with bar("training", plan.steps, private.run.steps, wanted=progress) as advance:
+        keeps = checkpoint is not None
+        with (
+            bar("training", plan.steps, private.run.steps, wanted=progress) as advance,
+            between_steps() if keeps else nullcontext(lambda: False) as interrupted,
+        ):
             for _ in _steps(model, private, loader, measure):
                 if schedule is not None:
                     schedule.step()
@@ -216,6 +222,9 @@ def fit(
                     save()
                 if stopped:
                     break
+                if interrupted():
+                    save()
+                    raise KeyboardInterrupt
         save()
         account = private.account()
     except NotFinite as stop:
