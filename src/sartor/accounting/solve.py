@@ -12,6 +12,7 @@ intensity, so 60,000 different budgets cost a few hundred evaluations.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,76 +56,79 @@ def expected_waste(count: int) -> float:
     return _SHARED / 2 + 2e-4 if count > _MANY else 0.0
 
 
-def intensities(
-    epsilon: Array,
-    delta: Array,
-    family: Family,
-    steps: float,
-    accountant: Accountant,
-    *,
-    start: float | Array = 1.0,
-    top: float = np.inf,
-    floor: Floor | None = None,
-    waste: float | None = None,
-    width: float = 1e-12,
-    warm: bool = False,
-) -> Array:
-    """For each budget the largest intensity, up to a small waste, that it allows; `top` where it allows that much.
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What is looked for: for each budget, the largest intensity of a family of mechanisms that it allows.
 
-    `width` is how closely, in logarithms, an intensity need be known at most; `warm` says that `start` is close already. A waste above
-    `MOST_WASTE` asks for a guess: what comes back was evaluated coarsely, and is a place to begin.
+    `top` is the largest intensity there is, `floor` says at which one a holder is used too rarely to cost anything, and `warm` that the
+    search starts close to where it ends, so that the tight accountant need not be led there by Rényi's.
     """
-    first = np.log(np.broadcast_to(np.asarray(start, float), epsilon.shape))
-    limit = float(np.log(top))
-    if are_few(delta):
-        aim = _WASTE[accountant] if waste is None else waste
-        return np.exp(_direct(epsilon, delta, family, steps, accountant, first, limit, aim, floor, warm, width))
-    predicted, elasticity = interpolated(epsilon, delta, family, steps, accountant, start=start, top=top, floor=floor, warm=warm)
+
+    epsilon: Array
+    delta: Array
+    family: Family
+    steps: float
+    accountant: Accountant
+    top: float = np.inf
+    floor: Floor | None = None
+    warm: bool = False
+
+    @property
+    def limit(self) -> float:
+        """The largest log intensity."""
+        return float(np.log(self.top))
+
+    def value(self, waste: float = 0.0) -> Callable[[Array, Indices], Array]:
+        """What log intensities cost, as the accountant says; where a waste above `MOST_WASTE` is allowed, coarsely."""
+        accuracy = GUESSING_ACCURACY if waste > MOST_WASTE else PLANNING_ACCURACY
+
+        def value(log_intensity: Array, which: Indices) -> Array:
+            rate, noise = self.family(np.exp(log_intensity))
+            return spend(rate, noise, self.steps, self.delta[which], self.accountant, accuracy)
+
+        return value
+
+
+def intensities(search: Search, *, start: float | Array = 1.0, waste: float | None = None, width: float = 1e-12) -> Array:
+    """For each budget the largest intensity, up to a small waste, that it allows; the top where it allows that much.
+
+    `width` is how closely, in logarithms, an intensity need be known at most. A waste above `MOST_WASTE` asks for a guess: what comes back
+    was evaluated coarsely, and is a place to begin.
+    """
+    epsilon, limit = search.epsilon, search.limit
+    if are_few(search.delta):
+        first = np.log(np.broadcast_to(np.asarray(start, float), epsilon.shape))
+        return np.exp(_direct(search, first, _WASTE[search.accountant] if waste is None else waste, width))
+    predicted, elasticity = interpolated(search, start=start)
     if len(epsilon) <= _MANY:
-        value = _value(delta, family, steps, accountant)
-        return np.exp(largest_fitting(value, epsilon, np.minimum(predicted, limit), limit, _WASTE_OF_MANY))
-    return np.exp(_shared(epsilon, delta, family, steps, accountant, predicted, elasticity, limit))
+        return np.exp(largest_fitting(search.value(), epsilon, np.minimum(predicted, limit), limit, _WASTE_OF_MANY))
+    return np.exp(_shared(search, predicted, elasticity))
 
 
 def interpolated(
-    epsilon: Array,
-    delta: Array,
-    family: Family,
-    steps: float,
-    accountant: Accountant,
-    *,
-    start: float | Array = 1.0,
-    top: float = np.inf,
-    floor: Floor | None = None,
-    warm: bool = False,
-    count: int = _KNOTS,
-    waste: float = _WASTE_OF_MANY / 2,
-    width: float = 1e-12,
+    search: Search, *, start: float | Array = 1.0, count: int = _KNOTS, waste: float = _WASTE_OF_MANY / 2, width: float = 1e-12
 ) -> tuple[Array, Array]:
     """Log intensities predicted from `count` solved knots, and their elasticity in epsilon. A prediction promises nothing."""
     from scipy.interpolate import CubicSpline
 
-    limit = float(np.log(top))
-    log_eps, log_delta = np.log(epsilon), np.log(delta)
+    log_eps, log_delta = np.log(search.epsilon), np.log(search.delta)
     knots = np.linspace(log_eps.min(), log_eps.max(), count) if np.ptp(log_eps) > 1e-9 else log_eps[:1]
     rows, of_row = np.unique(log_delta, return_inverse=True)
     if len(rows) > _ROWS:
         rows = np.linspace(log_delta.min(), log_delta.max(), 5)
     grid_eps, grid_delta = np.tile(np.exp(knots), len(rows)), np.repeat(np.exp(rows), len(knots))
     first = _knot_start(log_eps, start, grid_eps)
-    solved = _direct(grid_eps, grid_delta, family, steps, accountant, first, limit, waste, floor, warm, width).reshape(
-        len(rows), len(knots)
-    )
+    solved = _direct(replace(search, epsilon=grid_eps, delta=grid_delta), first, waste, width).reshape(len(rows), len(knots))
     if len(knots) == 1:
-        by_row, slope = np.repeat(solved, len(epsilon), axis=1), np.ones((len(rows), len(epsilon)))
+        by_row, slope = np.repeat(solved, len(log_eps), axis=1), np.ones((len(rows), len(log_eps)))
     else:
         splines = [CubicSpline(knots, row) for row in solved]
         by_row = np.array([spline(log_eps) for spline in splines])
         slope = np.array([spline(log_eps, 1) for spline in splines])
     if len(np.unique(log_delta)) <= _ROWS:
-        pick = (of_row, np.arange(len(epsilon)))
+        pick = (of_row, np.arange(len(log_eps)))
         return by_row[pick], np.clip(slope[pick], 0.05, 5.0)
-    weights = np.ones((len(rows), len(epsilon)))  # Lagrange's polynomial through the rows
+    weights = np.ones((len(rows), len(log_eps)))  # Lagrange's polynomial through the rows
     for i in range(len(rows)):
         for j in range(len(rows)):
             if i != j:
@@ -139,51 +143,29 @@ def _knot_start(log_eps: Array, start: float | Array, grid_eps: Array) -> Array:
     return np.asarray(np.interp(np.log(grid_eps), log_eps[order], given[order]))
 
 
-def _value(delta: Array, family: Family, steps: float, accountant: Accountant, waste: float = 0.0) -> Callable[[Array, Indices], Array]:
-    accuracy = GUESSING_ACCURACY if waste > MOST_WASTE else PLANNING_ACCURACY
-
-    def value(log_intensity: Array, which: Indices) -> Array:
-        rate, noise = family(np.exp(log_intensity))
-        return spend(rate, noise, steps, delta[which], accountant, accuracy)
-
-    return value
-
-
-def _direct(
-    epsilon: Array,
-    delta: Array,
-    family: Family,
-    steps: float,
-    accountant: Accountant,
-    start: Array,
-    limit: float,
-    waste: float,
-    floor: Floor | None,
-    warm: bool,
-    width: float = 1e-12,
-) -> Array:
+def _direct(search: Search, start: Array, waste: float, width: float) -> Array:
     """Each budget by itself; the tight accountant starts from where the Rényi accountant ended.
 
     At its floor a holder is used at all with a probability of delta, which costs nothing. Where the accountant jumps from there beyond the
     budget, as Rényi's may, the floor is the largest intensity that fits.
     """
-    value = _value(delta, family, steps, accountant, waste)
-    least = None if floor is None else floor(delta)
+    least = None if search.floor is None else search.floor(search.delta)
     near = start
-    if accountant == "rdp" or not warm:
-        cheap = _rényi_value(epsilon, delta, family, steps)
-        near = largest_fitting(cheap, epsilon, near, limit, 0.02 if accountant == "pld" else waste, width, least)
-    return largest_fitting(value, epsilon, near, limit, waste, width, least)
+    if search.accountant == "rdp" or not search.warm:
+        rough = 0.02 if search.accountant == "pld" else waste
+        near = largest_fitting(_rényi_value(search), search.epsilon, near, search.limit, rough, width, least)
+    return largest_fitting(search.value(waste), search.epsilon, near, search.limit, waste, width, least)
 
 
-def _rényi_value(epsilon: Array, delta: Array, family: Family, steps: float) -> Callable[[Array, Indices], Array]:
+def _rényi_value(search: Search) -> Callable[[Array, Indices], Array]:
     """The Rényi bound at orders near the last best one: a cheap bound from above, to come close before the accountant is asked."""
+    epsilon, delta = search.epsilon, search.delta
     width = np.sqrt(2 * np.log(1 / delta))
     order = 1 + width / (np.sqrt(width**2 + 2 * epsilon) - width)  # of a Gaussian that costs as much
-    every = np.full(len(delta), float(steps))
+    every = np.full(len(delta), float(search.steps))
 
     def value(log_intensity: Array, which: Indices) -> Array:
-        rate, noise = family(np.exp(log_intensity))
+        rate, noise = search.family(np.exp(log_intensity))
         out = np.zeros(len(which))
         out[(rate > 0) & (noise == 0)] = np.inf
         rows = np.flatnonzero((rate > 0) & (noise > 0) & np.isfinite(noise))
@@ -195,21 +177,12 @@ def _rényi_value(epsilon: Array, delta: Array, family: Family, steps: float) ->
     return value
 
 
-def _shared(
-    epsilon: Array,
-    delta: Array,
-    family: Family,
-    steps: float,
-    accountant: Accountant,
-    predicted: Array,
-    elasticity: Array,
-    limit: float,
-) -> Array:
+def _shared(search: Search, predicted: Array, elasticity: Array) -> Array:
     """Many budgets: those within a narrow width share the intensity of the strictest, evaluated for every one of them."""
+    epsilon, limit, value = search.epsilon, search.limit, search.value()
     result = np.full(len(epsilon), np.nan)
     margin = 2e-4 * elasticity
     want = np.minimum(predicted - margin, limit)
-    value = _value(delta, family, steps, accountant)
     open_ = np.arange(len(epsilon))
     for _ in range(8):
         order = open_[np.argsort(want[open_], kind="stable")]
@@ -311,7 +284,7 @@ def _solved(
         mu = pairs[0] / np.sqrt(2 * np.log(1.25 / pairs[1]))  # of a Gaussian that costs about as much
         start = guess(mu, *fixed)
         floor = None if np.isinf(top) else rare_rate(fixed[1])
-        x = intensities(pairs[0], pairs[1], family(*fixed), fixed[1], accountant, start=start, top=top, floor=floor)
+        x = intensities(Search(pairs[0], pairs[1], family(*fixed), fixed[1], accountant, top, floor), start=start)
         out[rows] = result(x)[back.ravel()]
     return float(out[0]) if shape == () else out.reshape(shape)
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.accounting import Accountant, noise_for
-from sartor.accounting.solve import MOST_WASTE, Family, are_few, expected_waste, intensities, interpolated, rare_rate
+from sartor.accounting.solve import MOST_WASTE, Family, Search, are_few, expected_waste, intensities, interpolated, rare_rate
 from sartor.errors import Infeasible, SartorError
 from sartor.plans.problem import Parameters, Problem, everyone
 from sartor.plans.registry import register
@@ -130,21 +130,19 @@ def _balance(problem: Problem, mix: float, accountant: Accountant, log_noise: fl
         # further down than this, noise makes up for any rate
         return np.asarray(np.maximum((rare(delta) - np.log(problem.mean_rate)) / mix, -600.0))
 
+    def search(family: Family) -> Search:
+        return Search(problem.epsilon, problem.delta, family, problem.steps, accountant, top, floor, warm)
+
     def predicted(family: Family, start: Array, waste: float) -> Array:
         knots: dict[str, Any] = {"count": _FEW_KNOTS, "waste": waste, "width": waste / 8} if some else {}
-        log_v, _ = interpolated(
-            problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, warm=warm, **knots
-        )
+        log_v, _ = interpolated(search(family), start=start, **knots)
         return np.exp(np.minimum(log_v, np.log(top)))
 
     def roughly(family: Family, start: Array, waste: float) -> Array:
-        rough = {"waste": waste, "width": waste / 8}
-        return intensities(
-            problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, warm=warm, **rough
-        )
+        return intensities(search(family), start=start, waste=waste, width=waste / 8)
 
     def solved(family: Family, start: Array, _waste: float) -> Array:
-        return intensities(problem.epsilon, problem.delta, family, problem.steps, accountant, start=start, top=top, floor=floor, warm=warm)
+        return intensities(search(family), start=start)
 
     ahead = mix * expected_waste(len(problem.epsilon))
     coarse = _COARSE if warm and not many else _ROUGH
