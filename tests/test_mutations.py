@@ -65,10 +65,10 @@ def test_an_accountant_that_drops_a_step_is_caught(monkeypatch):
     spending._memory.clear()
     full = spending._evaluated
 
-    def one_step_short(table, accountant):
+    def one_step_short(table, *how):
         fewer = table.copy()
         fewer[:, 2] = np.maximum(fewer[:, 2] - 1, 0)
-        return full(fewer, accountant)
+        return full(fewer, *how)
 
     monkeypatch.setattr(spending, "_evaluated", one_step_short)
     assert not kept_by_dp_accounting(planned("scale", steps=15), slack=1e-3)

@@ -13,7 +13,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from sartor.budgets import Budgets, Policy
-from sartor.errors import Infeasible, InvalidBudget, LargeDelta, NoNoise, Overspent, RarelyUsed, SartorError, SartorWarning
+from sartor.errors import (
+    AllDrawn,
+    Infeasible,
+    InvalidBudget,
+    LargeDelta,
+    NoAccuracy,
+    NoNoise,
+    Overspent,
+    RarelyUsed,
+    SartorError,
+    SartorWarning,
+)
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian, exposure_from_json
 from sartor.plans import Plan, plan, schemes
 
@@ -32,6 +43,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "AllDrawn",
     "Budgets",
     "Composition",
     "Exposure",
@@ -39,6 +51,7 @@ __all__ = [
     "Infeasible",
     "InvalidBudget",
     "LargeDelta",
+    "NoAccuracy",
     "NoNoise",
     "Overspent",
     "Plan",

@@ -35,5 +35,13 @@ class NoNoise(SartorWarning):
     """Public records alone, or deltas that allow everything: the run adds no noise and protects nobody."""
 
 
+class AllDrawn(SartorWarning):
+    """Sampling that draws everybody at every step: it cannot tell budgets apart, and the strictest sets the noise for all."""
+
+
+class NoAccuracy(SartorWarning):
+    """Classes that are not where accuracy is counted: outputs of shape (examples, classes, ...), targets (examples, ...)."""
+
+
 class LargeDelta(SartorWarning):
     """A delta above one in the number of holders, which would allow to publish somebody's record outright."""

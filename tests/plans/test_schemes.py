@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -331,3 +332,14 @@ def test_requests_that_make_no_sense_are_refused_in_one_sentence(asked, reason):
     with pytest.raises(sartor.SartorError, match=reason) as refused:
         sartor.plan(three(), **{"steps": 10, "batch": 10, "accountant": "rdp", **asked})
     assert "\n" not in str(refused.value)
+
+
+def test_sampling_that_draws_everybody_is_warned_of_and_scaling_advised():
+    people = sartor.Budgets.from_groups([(1.0, 500), (8.0, 500)], delta=1e-5)
+    with pytest.warns(sartor.AllDrawn, match="scale"):
+        full = sartor.plan(people, "sample", steps=50, batch=1_000, accountant="rdp")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sartor.plan(people, "scale", steps=50, batch=1_000, accountant="rdp").noise_multiplier < full.noise_multiplier
+        sartor.plan(people, "sample", steps=50, batch=100, accountant="rdp")
+        sartor.plan(people, "uniform", steps=50, batch=1_000, accountant="rdp")

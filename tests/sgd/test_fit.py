@@ -275,3 +275,35 @@ def test_modes_of_layers_are_as_they_were():
 def test_a_run_prints_nothing(capfd):
     fitted(progress=True)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_accuracy_of_sequences_is_told_position_by_position(ignored):
+    """Outputs of three dimensions, as cross entropy has them: (examples, classes, positions)."""
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.layer(x).transpose(1, 2)
+
+    torch.manual_seed(0)
+    model, x = Tagger(), torch.randn(20, 5, 3)
+    found = model(x).argmax(1)
+    targets = torch.where(torch.rand(20, 5) < 0.3, 1 - found, found)
+    right = (targets == found).double().mean(1)
+    if ignored:
+        targets[:, 0] = -100
+        targets[3] = -100  # nothing to find in this one
+        right = (targets == found)[:, 1:].double().mean(1)[torch.arange(20) != 3]
+    assert evaluate(model, torch.utils.data.TensorDataset(x, targets))["accuracy"] == pytest.approx(float(right.mean()))
+
+
+def test_accuracy_that_cannot_be_told_is_said():
+    data = torch.utils.data.TensorDataset(torch.randn(20, 5, 3), torch.randint(0, 2, (20, 5)))
+    with pytest.warns(sartor.NoAccuracy, match="second dimension"):
+        assert np.isnan(
+            evaluate(nn.Linear(3, 2), data, loss=lambda outputs, targets: (outputs.sum(2) - targets).square().mean(1))["accuracy"]
+        )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sartor.accounting import spend
 from sartor.accounting.spending import Accountant, check_accountant
 from sartor.budgets import Budgets, Groups, spendable
-from sartor.errors import Infeasible, LargeDelta, NoNoise, RarelyUsed, SartorError
+from sartor.errors import AllDrawn, Infeasible, LargeDelta, NoNoise, RarelyUsed, SartorError
 from sartor.exposure import MOST_STEPS
 from sartor.plans.plan import Plan
 from sartor.plans.problem import Parameters, Problem
@@ -269,9 +269,17 @@ def _warn(made: Plan) -> None:
             "give smaller deltas."
         )
         warnings.warn(LargeDelta(message), stacklevel=3)
+    finite = np.isfinite(made.epsilon)
+    if made.scheme == "sample" and int(finite.sum()) > 1 and np.all(made.rate[finite] == 1):
+        message = (
+            "the batch is everybody, so sampling cannot tell budgets apart, and all get the noise of the strictest; "
+            'use scheme "scale", or a smaller batch.'
+        )
+        warnings.warn(AllDrawn(message), stacklevel=3)
     rare = (made.expected_uses < 1) & (made.rate > 0)
     if rare.any():
-        enough = made.scheme != "scale" and made.steps * made.batch >= everybody  # for one use of everybody, if all are drawn alike
+        # enough for one use of everybody, if all are drawn alike
+        enough = made.scheme not in ("scale", "uniform") and made.steps * made.batch >= everybody
         way_out = 'scheme "scale" draws all alike' if enough else "more steps or a larger batch use them more often"
         message = f"{made.view.count(rare)} are expected to be used less than once in the whole run; {way_out}."
         warnings.warn(RarelyUsed(message), stacklevel=3)

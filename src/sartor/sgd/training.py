@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from sartor.budgets import Budgets
-from sartor.errors import SartorError
+from sartor.errors import NoAccuracy, SartorError
 from sartor.plans import Plan
 from sartor.progress import bar
 from sartor.run.account import Account
@@ -35,6 +35,7 @@ from sartor.sgd.private import make_private, release
 from sartor.sgd.public import refuse_protected
 from sartor.sgd.run import NotFinite
 
+_IGNORED = -100  # a target that says nothing, as in torch
 _EVALUATED = 1024
 _NAN = (
     "after step {} the model gives no numbers for public records (NaN), so the run ends there and what it spent stays spent: begin another "
@@ -283,7 +284,8 @@ def evaluate(model: nn.Module, data: Dataset[Any], loss: Callable[..., Tensor] |
 
 
 def _means(losses: NDArray[np.float64], hits: NDArray[np.float64]) -> dict[str, float]:
-    return {"accuracy": float(hits.mean()) if len(hits) else float("nan"), "loss": float(losses.mean()) if len(losses) else float("nan")}
+    told = hits[~np.isnan(hits)]
+    return {"accuracy": float(told.mean()) if len(told) else float("nan"), "loss": float(losses.mean()) if len(losses) else float("nan")}
 
 
 @torch.no_grad()
@@ -298,14 +300,23 @@ def _figures(model: nn.Module, data: Any, measure: Loss, collate: Any) -> tuple[
             inputs, targets = _pair(batch)
             outputs = model(inputs)
             losses.append(measure(outputs, targets).double())
-            classes = isinstance(outputs, Tensor) and outputs.dim() == 2 and isinstance(targets, Tensor) and targets.dim() == 1
-            if classes and not targets.is_floating_point():
-                hits.append((outputs.argmax(1) == targets).double())
+            if isinstance(outputs, Tensor) and isinstance(targets, Tensor) and not targets.is_floating_point():
+                hits.append(_right(outputs, targets))
     finally:
         for module, mode in modes:
             module.training = mode
     none = torch.zeros(0, dtype=torch.float64)
     return torch.cat(losses or [none]).numpy(), torch.cat(hits or [none]).numpy()
+
+
+def _right(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The share of each example's classes that were found, as cross entropy has them: (examples, classes, ...) and (examples, ...)."""
+    if outputs.dim() < 2 or outputs.shape[:1] + outputs.shape[2:] != targets.shape:
+        shapes = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"
+        warnings.warn(f"no accuracy is told: it is for classes in the second dimension, not for {shapes}.", NoAccuracy, stacklevel=4)
+        return torch.zeros(0, dtype=torch.float64)
+    counted, found = ((each.reshape(len(each), -1)) for each in (targets != _IGNORED, outputs.argmax(1) == targets))
+    return (found & counted).sum(1).double() / counted.sum(1)  # not a number where there is nothing to find
 
 
 def _batches(data: Any, collate: Any) -> Iterator[Any]:
@@ -319,7 +330,11 @@ def _per_group(model: nn.Module, data: Any, of: NDArray[np.intp], groups: int, m
     """Loss and accuracy of each group on its own training records."""
     losses, hits = _figures(model, data, measure, collate)
     counts = np.bincount(of, minlength=groups)
-    right = np.bincount(of, hits, groups) / counts if len(hits) else np.full(groups, np.nan)
+    told = ~np.isnan(hits)
+    with np.errstate(invalid="ignore"):
+        right = (
+            np.bincount(of[told], hits[told], groups) / np.bincount(of[told], minlength=groups) if len(hits) else np.full(groups, np.nan)
+        )
     return Sensitive(np.bincount(of, losses, groups) / counts, right)
 
 
