@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from sartor.sgd.gradients import Kernels, PerExample
+from sartor.sgd.gradients.parts import safe_lengths
 
 GAPS = torch.tensor([1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 0.0])
 POSITIONS, WIDTH, HEIGHT = 6, 40, 30
@@ -44,3 +45,14 @@ def test_nobody_passes_their_clip_where_positions_cancel(layer, way):
         assert torch.all(found >= norms * (1 - 1e-6))
     for i in range(len(GAPS)):
         assert step(torch.tensor([i]))[0].double().norm() <= clip * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("width", [4, 1_000, 5_000])
+def test_norms_of_outer_products_lose_nobody_whatever_their_size(width):
+    """Rows of all sizes beside each other, with numbers in them that float32 cannot square, and rows of zeros."""
+    torch.manual_seed(4)
+    sizes = 10.0 ** torch.arange(-40.0, 38.0, 3.0)
+    rows = torch.cat([torch.randn(len(sizes), width) * sizes[:, None], torch.zeros(2, width)])
+    rows[::2, ::2] *= 1e-15
+    exact = torch.linalg.vector_norm(rows.double(), dim=1)
+    assert torch.allclose(safe_lengths(rows), exact, rtol=1e-6, atol=0.0)

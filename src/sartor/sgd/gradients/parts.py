@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 1024
+_SHORT = 1e-10  # norms below this, or above its inverse, are not left to float32
 
 
 class Part(Protocol):
@@ -78,10 +79,7 @@ class Product:
     @cached_property
     def squared_norms(self) -> Tensor:
         """One squared norm per example."""
-        # in float64: a side too short for float32 may meet one that is long
-        left: Tensor = torch.linalg.vector_norm(self.left, dim=1, dtype=torch.float64)
-        right: Tensor = torch.linalg.vector_norm(self.right, dim=1, dtype=torch.float64)
-        return (left * right).square()
+        return (safe_lengths(self.left) * safe_lengths(self.right)).square()
 
     def weighted(self, factors: Tensor) -> Tensor:
         """The sum over examples of factor times gradient."""
@@ -107,6 +105,19 @@ def lengths(rows: Tensor) -> Tensor:
         short: Tensor = torch.linalg.vector_norm(flat, dim=1)
         return short.double()
     return lengths_of_pieces(norms_of_pieces(flat))
+
+
+def safe_lengths(rows: Tensor) -> Tensor:
+    """The same where a row too short for float32 may meet one that is long: squares below 1e-38 come out as 0, above 1e38 as infinity.
+
+    What underflow takes from a squared norm is at most 1e-38 for each number, which is nothing beside a norm above `_SHORT`; other rows are
+    taken in float64.
+    """
+    found = lengths(rows)
+    unsure = ~((found > _SHORT) & (found < 1 / _SHORT))
+    if unsure.any():
+        found[unsure] = torch.linalg.vector_norm(rows[unsure].flatten(1), dim=1, dtype=torch.float64)
+    return found
 
 
 def norms_of_pieces(rows: Tensor, into: Tensor | None = None) -> Tensor:
