@@ -984,3 +984,23 @@ def test_a_step_inside_of_autocast_passes_the_self_check(kind):
             nn.functional.cross_entropy(model(inputs).float(), targets).backward()
             optimizer.step()
     assert optimizer.account().steps == 3
+
+
+def test_a_scheduler_follows_steps_however_many_pieces_a_batch_has():
+    """OneCycleLR refuses a step more than it was made for, which it would be given if it followed the pieces."""
+    ways = []
+    for pieces in (None, 3):
+        model, optimizer, loader = private(plan=planned(steps=6), max_physical_batch=pieces)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=6 + 1)
+        calls, lr = 0, []
+        for batch in loader:
+            take(model, optimizer, batch)
+            calls += 1
+            if optimizer.took_step:
+                scheduler.step()
+                lr.append(scheduler.get_last_lr()[0])
+        assert len(lr) == 6
+        assert calls == 6 if pieces is None else calls > 6
+        ways.append((lr, flat(model)))
+    assert ways[0][0] == ways[1][0]
+    assert torch.allclose(ways[0][1], ways[1][1], atol=1e-5)

@@ -25,6 +25,8 @@ class PrivateOptimizer(Optimizer):
         self.inner = optimizer
         self.run = run
         self._stepping = False
+        self.took_step = False
+        """Whether the last call of `step` took a step of the plan, or only finished a piece of its batch: schedulers follow steps."""
         self._guard = optimizer.register_step_pre_hook(self._refuse_bare_steps)
         self._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
         self._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
@@ -48,6 +50,7 @@ class PrivateOptimizer(Optimizer):
         """Finish the batch at hand; after its last piece, move the parameters along the noisy gradient, and stop if they are not finite."""
         if closure is not None:
             raise SartorError("a closure would look at the batch several times; call backward once, then step().")
+        self.took_step = False
         self._refuse_others()
         gradients = self.run.finish()
         if gradients is None:
@@ -63,6 +66,7 @@ class PrivateOptimizer(Optimizer):
             raise self.run.not_finite() from None  # torch refuses a learning rate beyond what the parameters' type can hold
         finally:
             self._stepping = False
+        self.took_step = True
         self.run.stop_unless_finite()
 
     def _refuse_bare_steps(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
