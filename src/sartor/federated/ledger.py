@@ -181,7 +181,7 @@ class Ledger:
             "reserve": named.reserve,
             "seeded": seeded,
             "settings": dict(settings or {}),
-            "plan": plan.to_json(sensitive=True),
+            "plan": plan.record(),
         }
         clients = json.dumps(document, default=float).encode()
         begin = _state_file(state or {}, charged=0, written=0, clients=_digest(clients), before="")

@@ -118,9 +118,15 @@ class FederatedPlan:
         """What the shares of the clients in a round are expected to add up to."""
         return float(np.sum(self.shares * self.accounted.rate * self.accounted.holders))
 
+    def record(self) -> dict[str, Any]:
+        """What is stored of this plan; see `Plan.record`."""
+        return self._with_clip(self.accounted.record())
+
     def to_json(self, *, sensitive: bool = False) -> dict[str, Any]:
         """This plan as a JSON document; see `Plan.to_json`."""
-        document = self.accounted.to_json(sensitive=sensitive)
+        return self._with_clip(self.accounted.to_json(sensitive=sensitive))
+
+    def _with_clip(self, document: dict[str, Any]) -> dict[str, Any]:
         if self.adaptive is not None:
             document["adaptive_clip"] = {
                 "quantile": self.adaptive.quantile,

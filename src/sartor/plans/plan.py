@@ -50,6 +50,7 @@ _ARRAYS: dict[str, type] = {
     "last": np.int64,
 }
 _COLUMNS = ("epsilon", "delta", "holders", "rate", "clip", "noise_multiplier", "expected_uses", "spent", "excess")
+_STORED = 5  # of them: the others follow from these
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -201,22 +202,36 @@ class Plan:
             raise SartorError("these are not the budgets that the plan was made for: groups or their sizes differ.")
         return np.asarray(index[groups.of_holder])
 
+    def record(self) -> dict[str, Any]:
+        """What is stored of this plan, for its owner alone: every group, and nothing that follows from the rest; `from_json` reads it."""
+        return self._document(self._every(_COLUMNS[:_STORED]), merged=False)
+
     def to_json(self, *, sensitive: bool = False) -> dict[str, Any]:
-        """This plan as a JSON document.
+        """This plan as a JSON document that shows what it means.
 
         By default it shows groups of fewer than ten holders only merged, as ranges; with `sensitive` it shows every group, so that it
         can be read back.
         """
-        view, columns = self.view, self._columns()
         if sensitive:
-            rows = [slice(i, i + 1) for i in range(len(self))]
-            groups = [{name: _number(values[i]) for name, values in columns.items()} for i in range(len(self))]
-        else:
-            rows = view.rows()
-            groups = [{name: self._shown(name, values, row) for name, values in columns.items()} for row in rows]
+            return self._document(self._every(_COLUMNS), merged=False)
+        view = self.view
+        rows = view.rows()
+        groups = [{name: self._shown(name, self._column(name), row) for name in _COLUMNS} for row in rows]
         for group, row in zip(groups, rows, strict=True):
-            if (sensitive or not view.hides(row)) and np.any((self.first[row] > 0) | (self.last[row] < self.steps)):
-                group["first"], group["last"] = int(self.first[row][0]), int(self.last[row][0])
+            if not view.hides(row):
+                group.update(self._turn(row.start))
+        return self._document(groups, merged=view.merged)
+
+    def _every(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
+        columns = {name: self._column(name) for name in names}
+        return [{name: _number(values[i]) for name, values in columns.items()} | self._turn(i) for i in range(len(self))]
+
+    def _turn(self, group: int) -> dict[str, Any]:
+        """The steps that a group takes part in, if not in all."""
+        first, last = int(self.first[group]), int(self.last[group])
+        return {"first": first, "last": last} if first > 0 or last < self.steps else {}
+
+    def _document(self, groups: list[dict[str, Any]], *, merged: bool) -> dict[str, Any]:
         return {
             "scheme": self.scheme,
             "accountant": self.accountant,
@@ -226,23 +241,13 @@ class Plan:
             "noise_multiplier": self.noise_multiplier,
             "reserve": self.reserve,
             "options": {key: _number(value) if isinstance(value, float) else value for key, value in self.options.items()},
-            "merged": view.merged and not sensitive,
+            "merged": merged,
             "groups": groups,
         }
 
-    def _columns(self) -> dict[str, Array]:
-        values = (
-            self.epsilon,
-            self.delta,
-            self.holders.astype(float),
-            self.rate,
-            self.clips,
-            self.noise_multipliers,
-            self.expected_uses,
-            self.spent,
-            self.excess,
-        )
-        return dict(zip(_COLUMNS, values, strict=True))
+    def _column(self, name: str) -> Array:
+        found: Array = getattr(self, {"clip": "clips", "noise_multiplier": "noise_multipliers"}.get(name, name))
+        return found.astype(float)
 
     @cached_property
     def view(self) -> confidential.View:
@@ -278,7 +283,7 @@ class Plan:
             )
         try:
             groups = document["groups"]
-            column = {name: [from_json_number(group[name]) for group in groups] for name in _COLUMNS[:5]}
+            column = {name: [from_json_number(group[name]) for group in groups] for name in _COLUMNS[:_STORED]}
             steps = _whole(document["steps"], "steps")
             return cls(
                 scheme=str(document["scheme"]),

@@ -60,7 +60,7 @@ class RunFolder:
             else:
                 write_public(self.path / "config.toml", to_toml(settings))
             plan.save(self.path / "plan.json")
-            plan.save(self.path / "plan-all.json", sensitive=True)
+            write_private(self.path / "plan-all.json", _document(plan.record()).encode())
             self._write_budgets(budgets)
         except OSError as error:
             raise SartorError(f"{self.path} cannot be written: {error.strerror}.") from error

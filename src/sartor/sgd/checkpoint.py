@@ -81,16 +81,11 @@ def fingerprint(plan: Plan, budgets: Budgets, dataset: Dataset[Any]) -> dict[str
     written of them while there are steps to take.
     """
     groups = np.ascontiguousarray(plan.groups_of(budgets), np.int64)
-    of = {"plan": _digest(json.dumps(_plan_document(plan), sort_keys=True).encode()), "budgets": _digest(groups.tobytes())}
+    of = {"plan": _digest(json.dumps(plan.record(), sort_keys=True).encode()), "budgets": _digest(groups.tobytes())}
     try:
         return {**of, "data": _data_digest(dataset)}
     except Unseen as unseen:
         return {**of, "data": "unseen", "unseen": str(unseen)}
-
-
-def _plan_document(plan: Plan) -> dict[str, Any]:
-    arrays = {name: np.asarray(getattr(plan, name)).tolist() for name in ("epsilon", "delta", "holders", "rate", "clips", "first", "last")}
-    return {**{n: getattr(plan, n) for n in ("scheme", "accountant", "steps", "batch", "clip", "noise_multiplier", "reserve")}, **arrays}
 
 
 def _digest(*chunks: bytes | memoryview) -> str:
