@@ -145,7 +145,6 @@ def test_a_group_that_is_drawn_every_time_is_said_to_be_capped():
     assert not hybrid.capped.any()
 
 
-@pytest.mark.filterwarnings("ignore::sartor.AllDrawn")
 def test_the_whole_population_in_every_batch():
     for scheme in ("uniform", "sample", "scale", "hybrid"):
         plan = sartor.plan(three(), scheme, steps=50, batch=3_000, accountant="rdp")

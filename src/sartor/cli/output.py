@@ -13,7 +13,7 @@ from typing import Any
 from sartor.budgets import Budgets, Policy
 from sartor.errors import SartorError
 from sartor.numbers import numbers
-from sartor.run.files import same
+from sartor.run.files import lead_nowhere, same
 
 
 def say(sentence: str) -> None:
@@ -65,9 +65,7 @@ def _written() -> Iterator[None]:
 def give_up_printing() -> None:
     """Let what is left to print go nowhere, so that it does not fail once more when the program ends."""
     with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        lead_nowhere(sys.stdout.fileno())
 
 
 def check_seed(seed: int | None) -> None:

@@ -89,6 +89,13 @@ def _kept_mode(path: Path, mode: int | None) -> int | None:
     return mode if mode is not None else stat.S_IMODE(there) & 0o777
 
 
+def lead_nowhere(descriptor: int) -> None:
+    """Let whatever is written to an open file from now on be dropped."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
 class Lock:
     """A folder in which nobody else works, until this is closed. Made by `lock`.
 
