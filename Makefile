@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# One worker for each core.
-PYTEST := $(BIN)/python -m pytest -n auto
+# One worker for each core, and one more, as tests of killed and restarted processes mostly wait.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 
 # What computes, and kernels that another computer may have: without vector instructions that are newer than NumPy and PyTorch ask for, a
 # plain BLAS, and two threads in each worker. The largest network takes such kernels a minute; its layers are tried one by one.
