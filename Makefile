@@ -4,9 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# One worker for each core, and one more, as tests of killed and restarted processes mostly wait.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+# One worker for each core.
+PYTEST := $(BIN)/python -m pytest -n auto
 
 # What computes, and kernels that another computer may have: without vector instructions that are newer than NumPy and PyTorch ask for, a
 # plain BLAS, and two threads in each worker. The largest network takes such kernels a minute; its layers are tried one by one.
@@ -19,7 +18,7 @@ DISPATCHED := from numpy._core._multiarray_umath import __cpu_dispatch__ as best
 OTHER_KERNELS = ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem OMP_NUM_THREADS=2 \
 	NPY_DISABLE_CPU_FEATURES="$$($(BIN)/python -c '$(DISPATCHED); print(*(name for name in best if here[name]))')"
 
-.PHONY: demo test test-long test-kernels venv lint types tests bench clean
+.PHONY: demo test test-long test-deployment test-kernels venv lint types tests bench clean
 
 demo: $(STAMP)
 	@$(BIN)/sartor demo
@@ -47,6 +46,9 @@ tests: $(STAMP)
 
 test-long: lint types
 	$(PYTEST) --long
+
+test-deployment: $(STAMP)
+	$(BIN)/python -m pytest --long tests/federated/test_deployment.py
 
 test-kernels: $(STAMP)
 	$(OTHER_KERNELS) $(PYTEST) -k 'not resnet18' $(NUMERICAL)

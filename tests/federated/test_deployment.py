@@ -185,6 +185,7 @@ def mean_of(names: str) -> np.ndarray:
     return (updates * np.minimum(1, CLIP / lengths)).sum(0) / CLIENTS
 
 
+@pytest.mark.long
 def test_killed_nodes_bad_answers_and_a_killed_server_neither_stop_training_nor_forget_a_charge(deployment: Deployment):
     folder = deployment.folder
     deployment.superlink()
