@@ -60,11 +60,11 @@ def aggregations_at_once(path, processes=4, each=10):
     """What several processes got that aggregate the same file at once."""
 
     def work():
-        content, own = io.BytesIO(), EnsembleFolder(path)
-        arrays = {}
+        content, own, arrays = io.BytesIO(), None, {}
         for i in range(each):
             while True:
                 with contextlib.suppress(SartorError):  # without a lock another process may come first: nothing is handed out then
+                    own = own or EnsembleFolder(path)
                     found = own.aggregate(labels=2)
                     break
             arrays |= {f"{i}asked": found.asked, f"{i}answered": found.answered, f"{i}weights": found.weights}

@@ -55,8 +55,8 @@ class Charges:
 
     def read(self, lock: Lock) -> None:
         """Everything that is charged by now, whoever charged it, and counted on the disk when this returns."""
+        counted = self._witness()  # before the charges, which may become more meanwhile where no lock keeps others out
         numbers = sorted(int(found[1]) for path in self.folder.iterdir() if (found := re.fullmatch(r"charge-(\d+)", path.name)))
-        counted = self._witness()
         if numbers != list(range(len(numbers))) or len(numbers) < counted:
             raise SartorError(
                 f"{self.folder} lacks charges that it had, so nobody knows what its ensemble has spent: put back the files charge-*, "

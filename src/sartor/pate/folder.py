@@ -82,7 +82,7 @@ class EnsembleFolder:
             _own(self.path)
             for file in _files(self.path):
                 if _PARTS.fullmatch(file.name):
-                    file.unlink()
+                    file.unlink(missing_ok=True)
             document = read_json(self.path / _ENSEMBLE, "the ensemble's")
             try:
                 self._secret, self._key = bytes.fromhex(document["secret"]), bytes.fromhex(document["key"])
