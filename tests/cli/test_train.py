@@ -198,7 +198,8 @@ def test_nothing_that_is_shown_names_a_holder_or_a_rare_budget(run, file, tmp_pa
         texts += [(tmp_path / scheme / name).read_text() for scheme in ("scale", "uniform")]
     for text in texts:
         assert "holder-0" not in text
-        assert not re.search(r"0\.753|4\.44", text)
+        said = re.sub(r'\b[a-zA-Z0-9-]+="[^"]*[0-9][^"]*"', "", text)  # places in a drawing, which follow the noise, may have any digits
+        assert not re.search(r"0\.753|4\.44", said)
 
 
 # --- settings ---
