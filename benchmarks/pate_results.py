@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 import sartor
 from sartor import pate
+from sartor.pate.labelling import Labelling, labelling, usual_estimator, usual_teachers
 from sartor.pate.networks import predict
-from sartor.pate.problems import Problem, problem, usual_estimator, usual_teachers
 from sartor.run.stream import Stream
 
 AGGREGATOR = {"mnist": pate.Confident(40, 200, 150), "adult": pate.Confident(40, 300, 200)}
@@ -53,7 +53,7 @@ def settings(dataset: str) -> list[tuple[str, str, tuple[float, ...], tuple[floa
     return found
 
 
-def votes_of(work: Problem, plan: pate.PatePlan, placed: pate.Partition, asked: argparse.Namespace, name: str) -> NDArray[Any]:
+def votes_of(work: Labelling, plan: pate.PatePlan, placed: pate.Partition, asked: argparse.Namespace, name: str) -> NDArray[Any]:
     """The ensemble's votes, from a file if they are there."""
     path = Path(asked.keep) / f"{work.name}-{name}-{asked.seed}.npy"
     if not path.exists():
@@ -66,7 +66,7 @@ def votes_of(work: Problem, plan: pate.PatePlan, placed: pate.Partition, asked: 
     return np.asarray(np.load(path))[: asked.queries]
 
 
-def measured(work: Problem, variant: str, name: str, budgets: sartor.Budgets, asked: argparse.Namespace) -> dict[str, Any]:
+def measured(work: Labelling, variant: str, name: str, budgets: sartor.Budgets, asked: argparse.Namespace) -> dict[str, Any]:
     """One row: labels, their accuracy, the student's, and that of the teachers."""
     plan = pate.plan(budgets, variant, teachers=250, aggregator=AGGREGATOR[work.name])  # type: ignore[arg-type]
     # teachers 0 to 249 of one random ensemble stand for any plan with 250 teachers, since budgets say nothing about the records
@@ -91,7 +91,7 @@ def measured(work: Problem, variant: str, name: str, budgets: sartor.Budgets, as
     }
 
 
-def voted(work: Problem, plan: pate.PatePlan, cast: NDArray[Any], seed: int) -> dict[str, Any]:
+def voted(work: Labelling, plan: pate.PatePlan, cast: NDArray[Any], seed: int) -> dict[str, Any]:
     """One voting the paper's way, and a student of its labels."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pate.DataDependent)
@@ -115,7 +115,7 @@ def voted(work: Problem, plan: pate.PatePlan, cast: NDArray[Any], seed: int) -> 
     }
 
 
-def budgets_by_class(work: Problem, higher: float, ratio: int, seed: int) -> sartor.Budgets:
+def budgets_by_class(work: Labelling, higher: float, ratio: int, seed: int) -> sartor.Budgets:
     """The higher budget for a share of the high incomes alone (section 6.3)."""
     labels = work.private.tensors[1].numpy()
     drawn = np.random.default_rng(seed).random(len(labels)) < ratio / 100
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--keep", required=True, help="folder for votes")
     parser.add_argument("--out", required=True)
     asked = parser.parse_args()
-    work = problem(asked.dataset, asked.data)
+    work = labelling(asked.dataset, asked.data)
     out = Path(asked.out)
     lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     done = {(line["dataset"], line["variant"], line["setting"], line["seed"]) for line in lines}

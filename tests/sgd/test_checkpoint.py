@@ -21,7 +21,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import sartor
-from sartor.sgd import OtherEnvironment, release
+from sartor.sgd import OtherEnvironment, unwrap
 from sartor.sgd.checkpoint import Checkpoint, fingerprint, save_checkpoint
 from sartor_testing import kill_child
 from sartor_testing.private_runs import (
@@ -502,7 +502,7 @@ def test_a_run_with_other_coins_cannot_be_put_where_a_checkpoint_was(tmp_path):
     with refused("stream|coins|run"):
         Checkpoint(tmp_path, of).restore(another, elsewhere)
     take(model, optimizer, next(batches))
-    release(model, optimizer)
+    unwrap(model, optimizer)
     found = Checkpoint(tmp_path, of)
     again, resumed, rest = private(None, plan, seed=None, stream=found.stream, kernels=found.kernels)
     found.restore(resumed, rest)

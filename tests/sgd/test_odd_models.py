@@ -190,7 +190,7 @@ def test_the_inner_optimizer_cannot_step_by_itself_during_the_run():
     model(torch.randn(3, 4)).sum().backward()
     with pytest.raises(SartorError, match="belongs to a private run"):
         inner.step()
-    sartor.sgd.release(model, private)
+    sartor.sgd.unwrap(model, private)
     inner.step()
 
 

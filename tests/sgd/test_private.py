@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import sartor
 from sartor.run.sampling import PoissonSampler
-from sartor.sgd import Exhausted, OutOfTurn, Stream, release
+from sartor.sgd import Exhausted, OutOfTurn, Stream, unwrap
 from sartor.sgd import run as running
 from sartor.sgd.gradients import PerExample
 from sartor_testing.private_runs import (
@@ -442,7 +442,7 @@ def test_a_second_private_run_on_the_same_parameters_is_refused():
     with refused("another private run"):
         sartor.make_private(net(), optimizer, records(), people(), planned())
     train(model, optimizer, loader)
-    assert release(model, optimizer) is model
+    assert unwrap(model, optimizer) is model
     train(*private(model))
 
 
@@ -708,7 +708,7 @@ def test_an_interrupted_forward_pass_leaves_the_model_whole(error, then):
     if then == "continued":
         train(model, optimizer, loader)
         assert torch.equal(flat(model), trained(make()))
-    release(model, optimizer)
+    unwrap(model, optimizer)
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -742,7 +742,7 @@ def test_a_released_run_takes_no_further_step():
     take(model, optimizer, next(batches))
     inputs, targets = next(batches)
     functional.cross_entropy(model(inputs), targets).backward()
-    release(model, optimizer)
+    unwrap(model, optimizer)
     before = flat(model)
     with refused("."):
         optimizer.step()
@@ -758,7 +758,7 @@ def test_a_model_is_released_only_from_its_own_run():
     mine, of_mine, _ = private()
     other, _, _ = private()
     with refused("."):
-        release(other, of_mine)
+        unwrap(other, of_mine)
     for model in (mine, other):
         with refused("already"):
             private(model)

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import sartor
 from sartor.models import build
-from sartor.sgd import NotSaved, Stream, identity, release
+from sartor.sgd import NotSaved, Stream, identity, unwrap
 from sartor.sgd.checkpoint import Checkpoint, fingerprint, save_checkpoint
 from sartor.sgd.digests import digest
 from sartor.sgd.loss import Loss
@@ -593,7 +593,7 @@ def test_a_loop_of_ones_own_is_compared_as_well(tmp_path):
     model, optimizer, loader = private(plain())
     take(model, optimizer, next(iter(loader)))
     save_checkpoint(tmp_path, optimizer, loader, of)
-    release(model, optimizer)
+    unwrap(model, optimizer)
     for other, settings, match in (
         (plain(nn.Tanh()), {}, "the layer 2 was .*ReLU and is .*Tanh"),
         (plain(), {"collate": plainly}, "collate"),

@@ -33,7 +33,7 @@ _CHERNOFF = (3.0, 5.0, 7.0, 10.0, 1.5, 15.0, 0.7, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e
 
 
 @dataclass(frozen=True)
-class Loss:
+class LossDistribution:
     """The distribution under P of a loss on the grid: `mass[i]` at (offset + i) * grid, `infinite` at infinity."""
 
     offset: int
@@ -46,8 +46,8 @@ class Pair:
     """Losses of one exposure in both directions on one grid, and the variance that the grid has added to them."""
 
     grid: float
-    remove: Loss
-    add: Loss
+    remove: LossDistribution
+    add: LossDistribution
     spread: float
     surplus: float = 0.0  # mass above 1 that rounding added
 
@@ -104,7 +104,7 @@ def sampled_step(rate: float, noise_multiplier: float, grid: float, log_tail: fl
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.nan_to_num(up_remove * (mixture - up_remove) / mixture)
     spread = grid**2 * float(weight @ variance) / float(weight @ mixture)
-    return Pair(grid, Loss(first, remove, remove_infinite), Loss(-last, add[::-1].copy(), add_infinite), spread)
+    return Pair(grid, LossDistribution(first, remove, remove_infinite), LossDistribution(-last, add[::-1].copy(), add_infinite), spread)
 
 
 def _loss_at(g: float, rate: float, mu: float) -> float:
@@ -146,7 +146,7 @@ def include(pair: Pair, probability: float) -> Pair:
     return Pair(h, remove, add, pair.spread + spread, pair.surplus + max(0.0, float(remove.mass.sum()) + remove.infinite - 1))
 
 
-def _on_grid(loss: Array, mass: Array, infinite: float, grid: float) -> tuple[Loss, float]:
+def _on_grid(loss: Array, mass: Array, infinite: float, grid: float) -> tuple[LossDistribution, float]:
     """Point masses moved to the two grid points around them, keeping both P's and Q's mass."""
     first = np.floor(loss / grid).astype(int)
     offset, last = int(first.min()), int(first.max()) + 1
@@ -155,7 +155,7 @@ def _on_grid(loss: Array, mass: Array, infinite: float, grid: float) -> tuple[Lo
     share = np.clip(-np.expm1(-(loss - first * grid)) / -np.expm1(-grid), 0.0, 1.0)
     out = np.bincount(first - offset, mass * (1 - share), last - offset + 1)
     out += np.bincount(first + 1 - offset, mass * share, last - offset + 1)
-    return Loss(offset, out.astype(np.float64), infinite), grid**2 * float(np.sum(mass * share * (1 - share)))
+    return LossDistribution(offset, out.astype(np.float64), infinite), grid**2 * float(np.sum(mass * share * (1 - share)))
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Composed:
         return upper, lower
 
 
-def compose(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float, log_tail: float, most: int = MOST_POINTS) -> Composed:
+def compose(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: float, log_tail: float, most: int = MOST_POINTS) -> Composed:
     """Each loss composed with itself so many times, and all with each other.
 
     The window holds zero and all but exp(log_tail) of the tilted mass; what may lie above it is counted as infinite. Below, it ends where
@@ -303,7 +303,7 @@ def _window(
     return int(np.floor(-ends[0])), int(np.ceil(ends[1]))
 
 
-def cumulant(parts: Sequence[tuple[Loss, int]], grid: float, tilt: float) -> float:
+def cumulant(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: float) -> float:
     """log E[exp(tilt * loss)] of the composition, over its finite losses."""
     total = 0.0
     for loss, count in parts:

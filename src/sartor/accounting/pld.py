@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.accounting import gaussian, losses, rdp
-from sartor.accounting.losses import MOST_POINTS, Composed, Loss, Pair, TooFine
+from sartor.accounting.losses import MOST_POINTS, Composed, LossDistribution, Pair, TooFine
 from sartor.errors import Infeasible
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian
 
@@ -117,14 +117,14 @@ def _pair(atom: SampledGaussian | Included, grid: float, log_tail: float, tilt: 
         return losses.sampled_step(atom.rate, atom.noise_multiplier, grid, log_tail, tilt, most)
     pairs = _pairs(_atoms(atom.exposure), grid, log_tail, 0.0, most)
     if not pairs:
-        nothing = Loss(0, np.ones(1), 0.0)
+        nothing = LossDistribution(0, np.ones(1), 0.0)
         return Pair(grid, nothing, nothing, 0.0)
     whole = []
     for direction in ("remove", "add"):
         composed = losses.compose([(getattr(pair, direction), count) for pair, count in pairs], grid, 0.0, log_tail, most)
         scale = np.exp(composed.log_scale)
         offset = round(float(composed.loss[0]) / grid)
-        whole.append(Loss(offset, composed.weight * scale, min(composed.infinite * scale, 1.0)))
+        whole.append(LossDistribution(offset, composed.weight * scale, min(composed.infinite * scale, 1.0)))
     spread = sum(count * pair.spread for pair, count in pairs)
     surplus = sum(count * pair.surplus for pair, count in pairs) + sum(max(0.0, float(way.mass.sum()) - 1) for way in whole)
     return losses.include(Pair(grid, whole[0], whole[1], spread, surplus), atom.probability)
@@ -191,7 +191,9 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
     return best
 
 
-def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: float, most: int, before: Composed | None) -> Composed:
+def _tilted(
+    parts: list[tuple[LossDistribution, int]], grid: float, delta: float, tilt: float, most: int, before: Composed | None
+) -> Composed:
     """One direction, composed where its own epsilon(delta) is in sight.
 
     The tilt is moved to where the Chernoff bound on epsilon is smallest; if epsilon still lies below the window, it is weakened, and if
@@ -222,7 +224,7 @@ def _tilted(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: floa
     return composed
 
 
-def _best_tilt(parts: list[tuple[Loss, int]], grid: float, delta: float, tilt: float) -> float:
+def _best_tilt(parts: list[tuple[LossDistribution, int]], grid: float, delta: float, tilt: float) -> float:
     """Where the Chernoff bound on epsilon is smallest."""
     bound = {tilt: (losses.cumulant(parts, grid, tilt) - np.log(delta)) / tilt}
     for factor in (1.5, 1 / 1.5):

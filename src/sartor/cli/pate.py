@@ -54,11 +54,11 @@ def pate(
 ) -> None:
     """Label public data by an ensemble in which everyone counts by their own budget."""
     from sartor.pate import plan as plan_pate
-    from sartor.pate.problems import problem
+    from sartor.pate.labelling import labelling
     from sartor.pate.voting import check_options
     from sartor.run.stream import Stream
 
-    work = problem(dataset, data)
+    work = labelling(dataset, data)
     own = budgets_from(
         epsilon=epsilon or (None if budgets is not None else "1,2,3"),
         share=share or (None if budgets is not None or epsilon is not None else "0.34,0.43,0.23"),
@@ -156,7 +156,7 @@ class _Once:
 def _cast(work: Any, own: Budgets, plan: Any, options: dict[str, Any], keep: str | None, *, drawn: bool) -> Any:
     """An ensemble that has voted: in its folder, where finished teachers are found again, or in memory."""
     from sartor import pate
-    from sartor.pate.problems import usual_teachers
+    from sartor.pate.labelling import usual_teachers
 
     key = None if options["seed"] is None else str(options["seed"]).encode()
     teachers = usual_teachers(work, **{**options, "epochs": options["epochs"] or _EPOCHS[work.name]})
@@ -221,8 +221,8 @@ def _no_label(report: dict[str, Any]) -> str:
 def _student(work: Any) -> Any:
     from functools import partial
 
+    from sartor.pate.labelling import usual_estimator
     from sartor.pate.networks import teacher_network
-    from sartor.pate.problems import usual_estimator
 
     return partial(teacher_network, work.shape, work.classes) if len(work.shape) > 1 else usual_estimator()
 

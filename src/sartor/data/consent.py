@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sartor.budgets import Budgets
 from sartor.data.columns import is_missing, is_numeric, numbers
-from sartor.data.tables import Columns
+from sartor.data.table_files import Columns
 from sartor.errors import SartorError
 
 _NAMES = frozenset(("holder", "budget", "consent", "level", "epsilon", "delta"))

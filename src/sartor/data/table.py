@@ -26,7 +26,7 @@ from sartor.data.consent import by_name, refuse_copies
 from sartor.data.dataset import Data, dataset
 from sartor.data.holders import refuse_repeated, refuse_shared, refuse_trained
 from sartor.data.split import held_out
-from sartor.data.tables import Columns, read_columns
+from sartor.data.table_files import Columns, read_columns
 from sartor.errors import SartorError, SartorWarning
 
 Bounds = Mapping[str, tuple[float, float]]

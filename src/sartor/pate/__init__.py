@@ -26,8 +26,8 @@ from sartor.pate.plan import VARIANTS, PatePlan, plan
 from sartor.pate.voting import DataDependent, Labels, PateAccount, aggregate
 
 if TYPE_CHECKING:
+    from sartor.pate.labelling import labelling as labelling
     from sartor.pate.networks import teacher_network as teacher_network
-    from sartor.pate.problems import problem as problem
     from sartor.pate.student import train_student as train_student
     from sartor.pate.teachers import EstimatorTeachers as EstimatorTeachers
     from sartor.pate.teachers import NetworkTeachers as NetworkTeachers
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _LATER = {
     "EstimatorTeachers": "teachers",
     "NetworkTeachers": "teachers",
-    "problem": "problems",
+    "labelling": "labelling",
     "teacher_network": "networks",
     "train_student": "student",
 }
@@ -56,9 +56,9 @@ __all__ = [
     "PateAccount",
     "PatePlan",
     "aggregate",
+    "labelling",
     "partition",
     "plan",
-    "problem",
     "teacher_network",
     "train_student",
 ]

@@ -6,7 +6,7 @@ from sartor.run.stream import Stream
 from sartor.sgd.checkpoint import Changed, NotSaved, OtherEnvironment
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.optimizer import PrivateOptimizer
-from sartor.sgd.private import make_private, release
+from sartor.sgd.private import make_private, unwrap
 from sartor.sgd.run import NotFinite, OutOfTurn
 from sartor.sgd.training import Progress, Result, Sensitive, evaluate, fit
 
@@ -27,5 +27,5 @@ __all__ = [
     "evaluate",
     "fit",
     "make_private",
-    "release",
+    "unwrap",
 ]

@@ -54,7 +54,7 @@ from sartor.sgd.schedules import lasting, whole
 
 _CURRENT, _MARK = "current", "begun"
 _SAMPLED = 10_000
-_TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or let go of it (sartor.sgd.release)."
+_TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or let go of it (sartor.sgd.unwrap)."
 _BEGUN = (
     "{} holds the checkpoint of a run: continue it (resume=True) or choose another folder; a second run over the same people would spend "
     "their budgets a second time (if the first took no step, delete its folder)."

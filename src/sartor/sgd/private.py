@@ -103,7 +103,7 @@ def make_private(
     return model, PrivateOptimizer(optimizer, run), loader
 
 
-def release(model: nn.Module, optimizer: PrivateOptimizer) -> nn.Module:
+def unwrap(model: nn.Module, optimizer: PrivateOptimizer) -> nn.Module:
     """The plain model again, without the hooks of its run, which ends here."""
     if model is not optimizer.run.engine.model:
         raise SartorError("this optimizer belongs to the run of another model.")

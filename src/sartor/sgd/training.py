@@ -31,7 +31,7 @@ from sartor.sgd.loss import Loss
 from sartor.sgd.optimizer import PrivateOptimizer, make
 from sartor.sgd.part import Parts
 from sartor.sgd.pristine import Pristine
-from sartor.sgd.private import make_private, release
+from sartor.sgd.private import make_private, unwrap
 from sartor.sgd.public import refuse_protected
 from sartor.sgd.run import NotFinite
 
@@ -232,7 +232,7 @@ def fit(
         save(ended=str(stop))
         raise
     finally:
-        release(model, private)
+        unwrap(model, private)
         for module, mode in modes:
             module.training = mode
     return result(account)

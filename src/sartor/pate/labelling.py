@@ -19,7 +19,7 @@ _TESTED = {"mnist": 1_000, "adult": 1_000, "digits": 100}
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Labelling:
     """Private records, public queries with their true labels (for measuring alone), and public test rows."""
 
     name: str
@@ -31,13 +31,13 @@ class Problem:
     classes: int
 
 
-def problem(name: str, data: str | os.PathLike[str] | None = None) -> Problem:
-    """One of the paper's problems, or the bundled digits.
+def labelling(name: str, data: str | os.PathLike[str] | None = None) -> Labelling:
+    """One of the paper's tasks, or the bundled digits.
 
     As in the paper all rows, of the training and the test files, are put into one order, which is always the same here. Of MNIST 9,000
     digits are queries, of Adult 7,000 rows; 1,000 test the student; the rest is private.
 
-    >>> small = problem("digits")
+    >>> small = labelling("digits")
     >>> len(small.private), len(small.queries), len(small.test)
     (1437, 260, 100)
     """
@@ -48,20 +48,20 @@ def problem(name: str, data: str | os.PathLike[str] | None = None) -> Problem:
     x, y = (torch.cat(pair) for pair in zip(found.train.tensors, found.test.tensors, strict=True))
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(x)))
     private, asked, rest = order[: -queries - tested], order[-queries - tested : -tested], order[-tested:]
-    return Problem(
+    return Labelling(
         name, TensorDataset(x[private], y[private]), x[asked], y[asked], TensorDataset(x[rest], y[rest]), found.shape, found.classes
     )
 
 
-def usual_teachers(problem: Problem, **options: Any) -> Any:
+def usual_teachers(work: Labelling, **options: Any) -> Any:
     """The paper's teachers: its network for images, forests of 100 trees for tables."""
     from functools import partial
 
     from sartor.pate.networks import teacher_network
     from sartor.pate.teachers import EstimatorTeachers, NetworkTeachers
 
-    if len(problem.shape) > 1:
-        return NetworkTeachers(partial(teacher_network, problem.shape, problem.classes), **options)
+    if len(work.shape) > 1:
+        return NetworkTeachers(partial(teacher_network, work.shape, work.classes), **options)
     return EstimatorTeachers(usual_estimator(), **{name: value for name, value in options.items() if name not in ("epochs", "backend")})
 
 
