@@ -1,6 +1,7 @@
 """What every test run shares."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,10 @@ for name in (*WIDTH, *COLOURS):
 # There are as many workers as cores, so each computes with one thread, and so do the programs that it starts; a number that was set stays.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A run in the background may ignore Ctrl-C, and so would the programs that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, so that a change passes or fails by its own doing; HYPOTHESIS_PROFILE=explore looks for new ones.
 settings.register_profile("same", derandomize=True, deadline=None, print_blob=True)

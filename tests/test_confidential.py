@@ -1,6 +1,5 @@
 """Confidentiality: tables, reprs, errors, warnings and default documents show groups of ten and more, and ranges of all others."""
 
-import dataclasses
 import io
 import itertools
 import json
@@ -16,6 +15,7 @@ from rich.console import Console
 
 import sartor
 from sartor import Budgets, Plan, confidential
+from sartor_testing.plans import changed
 
 PLANTED = (3.1415926, 2.7182818, 0.57721566, 9.8696044)
 PLANTED_DELTA = 1.6180339e-6
@@ -134,7 +134,7 @@ def test_every_row_of_a_merged_table_is_a_range(crowded):
 
 def test_no_overspending_error_shows_a_holder(crowded):
     with pytest.raises(sartor.Overspent, match="a group of fewer than 10 holders") as refused:
-        dataclasses.replace(crowded, noise_multiplier=crowded.noise_multiplier / 2)
+        changed(crowded, noise_multiplier=crowded.noise_multiplier / 2)
     assert not given_away(everything_said(refused.value))
 
 
@@ -340,7 +340,7 @@ def test_an_error_names_a_large_group_and_not_a_small_one():
     def overspending(holders):
         plan = sartor.plan(Budgets.from_groups([(3.25, holders)], delta=1e-5), "scale", steps=10, batch=2, accountant="rdp")
         with pytest.raises(sartor.Overspent) as refused:
-            dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2)
+            changed(plan, noise_multiplier=plan.noise_multiplier / 2)
         return str(refused.value)
 
     assert "the group at epsilon 3.25 would spend" in overspending(10)

@@ -3,7 +3,6 @@
 A new table, document, page, message or command is one more line in a list of surfaces below.
 """
 
-import dataclasses
 import io
 import json
 import re
@@ -23,6 +22,7 @@ from sartor.federated.task import Settings, Task
 from sartor.report.demonstration import Trial, cells, demonstration_page
 from sartor.report.training import training_page
 from sartor.run.account import Account
+from sartor_testing.plans import changed
 
 THREE, DELTA, RESERVE = 0.731, 3.7e-7, 0.2
 SCHEMES = {"uniform": {}, "exclude": {"threshold": 0.2}, "sample": {}, "scale": {}, "hybrid": {"mix": 0.5}, "sequential": {}}
@@ -125,7 +125,7 @@ OF_A_PLAN = {
     "plan: terminal": lambda budgets, plan: rendered(plan),
     "plan: repr": lambda budgets, plan: repr(plan),
     "plan: JSON": lambda budgets, plan: json.dumps(plan.to_json()),
-    "plan: overspending": lambda budgets, plan: said(lambda: dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 9)),
+    "plan: overspending": lambda budgets, plan: said(lambda: changed(plan, noise_multiplier=plan.noise_multiplier / 9)),
     "plan: other budgets": lambda budgets, plan: said(lambda: plan.groups_of(Budgets(budgets.epsilon[1:], delta=budgets.delta[1:]))),
     "plan: read from what is shown": lambda budgets, plan: said(lambda: sartor.Plan.from_json(plan.to_json())),
     "budgets: repr": lambda budgets, plan: repr(budgets),

@@ -11,6 +11,7 @@ import sartor
 from sartor.accounting import pld, rdp, spending
 from sartor.plans import hybrid, scale
 from sartor.plans.problem import Parameters
+from sartor_testing.plans import changed
 
 BUDGETS = sartor.Budgets.from_shares([1, 2, 4], [0.5, 0.3, 0.2], holders=2_000, delta=1e-5, seed=0)
 
@@ -87,7 +88,7 @@ def test_a_dropped_direction_is_caught(monkeypatch, kept, understated):
 def test_a_clip_of_another_group_is_caught(monkeypatch):
     plan = planned("scale")
     with pytest.raises(sartor.Overspent):
-        sartor.Plan(**{**{name: getattr(plan, name) for name in plan.__dataclass_fields__}, "clips": plan.clips[::-1]})
+        changed(plan, clips=plan.clips[::-1])
 
 
 def test_arithmetic_instead_of_harmonic_mean_is_caught():

@@ -1,7 +1,8 @@
 """Exposures: what a mechanism does to one holder, as plain values.
 
-An exposure says nothing about people and computes nothing: accountants read it. Three kinds are enough for every method here:
-the sampled Gaussian over some steps, a composition of exposures, and "included with probability p, then this exposure".
+An exposure says nothing about people and computes nothing: accountants read it. Its relation says between which
+data sets a vector moves by what it names. Three kinds are enough for every method here: the sampled Gaussian over some steps, a composition
+of exposures, and "included with probability p, then this exposure".
 Each exports to a `dp_accounting.DpEvent`, so that anyone can check a claim with another accountant.
 
 Example:
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sartor.numbers import from_json_number, to_json_number
+from sartor.relation import ZERO_OUT, Relation, relation_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -31,11 +33,15 @@ MOST_STEPS = 10**12
 
 @dataclass(frozen=True)
 class SampledGaussian:
-    """`steps` times: with probability `rate`, a vector of norm at most 1 enters a sum with noise of deviation `noise_multiplier`."""
+    """`steps` times: with probability `rate`, a vector enters a sum with noise of deviation `noise_multiplier`.
+
+    Between neighbours the vector moves by at most 1: under zeroing, its norm is at most 1.
+    """
 
     rate: float
     noise_multiplier: float
     steps: int
+    relation: Relation = ZERO_OUT
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
@@ -55,6 +61,7 @@ class SampledGaussian:
             "rate": self.rate,
             "noise_multiplier": to_json_number(self.noise_multiplier),
             "steps": self.steps,
+            "relation": self.relation.name,
         }
 
     def to_dp_event(self) -> DpEvent:
@@ -79,6 +86,13 @@ class Composition:
         object.__setattr__(self, "parts", tuple(self.parts))
         if not all(isinstance(part, SampledGaussian | Composition | Included) for part in self.parts):
             raise ValueError("a composition is made of exposures.")
+        if len({part.relation for part in self.parts}) > 1:
+            raise ValueError("exposures under different neighbouring relations do not compose.")
+
+    @property
+    def relation(self) -> Relation:
+        """That of the parts."""
+        return self.parts[0].relation if self.parts else ZERO_OUT
 
     def to_json(self) -> Json:
         """This exposure as a JSON document."""
@@ -108,6 +122,11 @@ class Included:
             raise ValueError("what a holder is included in must be an exposure.")
         object.__setattr__(self, "probability", float(self.probability))
 
+    @property
+    def relation(self) -> Relation:
+        """That of the inner exposure."""
+        return self.exposure.relation
+
     def to_json(self) -> Json:
         """This exposure as a JSON document."""
         return {"kind": "included", "probability": self.probability, "exposure": self.exposure.to_json()}
@@ -127,7 +146,8 @@ def exposure_from_json(document: Mapping[str, Any]) -> Exposure:
     try:
         kind = document["kind"]
         if kind == "sampled_gaussian":
-            return SampledGaussian(document["rate"], from_json_number(document["noise_multiplier"]), document["steps"])
+            noise, relation = from_json_number(document["noise_multiplier"]), relation_of(document.get("relation", ZERO_OUT.name))
+            return SampledGaussian(document["rate"], noise, document["steps"], relation)
         if kind == "composition":
             return Composition(tuple(exposure_from_json(part) for part in document["parts"]))
         if kind == "included":

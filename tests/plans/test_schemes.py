@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 import sartor
 from sartor.accounting import SampledGaussian, epsilon, noise_for, pld
+from sartor.plans import excess
 from sartor.plans.excess import divergence
+from sartor_testing.plans import changed
 
 SETTING = {"steps": 500, "batch": 100, "accountant": "rdp"}
 
@@ -45,7 +47,7 @@ def test_each_group_spends_what_an_accountant_says_of_its_own_parameters():
         own = epsilon(SampledGaussian(float(plan.rate[i]), plan.noise_multiplier, 500), 1e-5, "rdp").upper
         assert own == pytest.approx(plan.spent[i], rel=1e-9)
     with pytest.raises(sartor.Overspent, match="epsilon 1 would spend"):
-        dataclasses.replace(plan, rate=plan.rate[[1, 0, 2]])
+        changed(plan, rate=plan.rate[[1, 0, 2]])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_each_group_spends_what_an_accountant_says_of_its_own_parameters():
         lambda plan: {"noise_multiplier": plan.noise_multiplier * 0.98},
         lambda plan: {"clips": plan.clips * 1.02},
         lambda plan: {"rate": plan.rate * 1.02},
-        lambda plan: {"steps": plan.steps + 30, "last": plan.last + 30},
+        lambda plan: {"steps": plan.steps + 30},
     ],
     ids=["noise", "clip", "rate", "steps"],
 )
@@ -63,14 +65,14 @@ def test_each_group_spends_what_an_accountant_says_of_its_own_parameters():
 def test_a_plan_with_two_per_cent_less_protection_cannot_be_made(change, scheme, accountant):
     plan = sartor.plan(three(), scheme, steps=500, batch=100, accountant=accountant)
     with pytest.raises(sartor.Overspent):
-        dataclasses.replace(plan, **change(plan))
+        changed(plan, **change(plan))
 
 
 def test_one_step_more_than_planned_is_refused_where_it_matters():
     """An off-by-one in steps: at few steps each one counts."""
     plan = sartor.plan(three(), "scale", steps=20, batch=300, accountant="rdp")
     with pytest.raises(sartor.Overspent):
-        dataclasses.replace(plan, steps=21, last=plan.last + 1)
+        changed(plan, steps=21)
     assert np.all(plan.spent_after(19) < plan.spent)
     np.testing.assert_array_equal(plan.spent_after(20), plan.spent)
 
@@ -233,6 +235,25 @@ def test_excess_of_the_prototype_is_reproduced():
     assert divergence(alone, alone) == 0
 
 
+@pytest.mark.parametrize("scheme", ["sample", "hybrid"])
+def test_excess_of_many_budgets_is_read_between_some_and_is_that_of_each(scheme, monkeypatch):
+    levels = [(float(own), 20) for own in np.geomspace(0.5, 8.0, 60)]
+    plan = sartor.plan(sartor.Budgets.from_groups(levels, delta=1e-5), scheme, steps=200, batch=60, accountant="rdp")
+    asked = []
+    monkeypatch.setattr(excess, "divergence", lambda got, alone: asked.append(got) or divergence(got, alone))
+    read = plan.excess
+    assert len(asked) <= 24
+    monkeypatch.setattr(excess, "_FEW", 60)
+    np.testing.assert_allclose(read, excess.of_plan(plan), rtol=0.01, atol=1e-7)
+
+
+@pytest.mark.parametrize("scheme", ["scale", "uniform"])
+def test_excess_of_many_budgets_that_are_drawn_alike_is_none(scheme):
+    levels = [(float(own), 20) for own in np.geomspace(0.5, 8.0, 60)]
+    plan = sartor.plan(sartor.Budgets.from_groups(levels, delta=1e-5), scheme, steps=200, batch=60, accountant="rdp")
+    assert np.all(plan.excess == 0)
+
+
 def test_excess_grows_with_the_share_of_sampling():
     worst = [sartor.plan(three(), "hybrid", mix=mix, steps=500, batch=100).excess.max() for mix in (0, 0.25, 0.5, 0.75, 1)]
     assert worst[0] <= 1e-6
@@ -286,7 +307,7 @@ def test_a_plan_cannot_be_changed_afterwards():
         plan.noise_multiplier = 0.1
     assert pickle.loads(pickle.dumps(plan)) == copy.deepcopy(plan) == plan
     noise = np.array(plan.noise_multiplier)
-    held = dataclasses.replace(plan, noise_multiplier=noise)
+    held = changed(plan, noise_multiplier=noise)
     noise[...] = 0.1
     assert held == plan
 

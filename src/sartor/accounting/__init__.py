@@ -23,14 +23,15 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sartor.accounting import pld, rdp, solve
+from sartor.accounting import accountants, pld, rdp, solve
+from sartor.accounting.accountants import Accountant, ArrayBounds
 from sartor.accounting.rdp import Conversion
 from sartor.accounting.solve import noise_for, rate_for, steps_for
-from sartor.accounting.spending import ACCOUNTANTS, Accountant, Array, check_accountant, spend
+from sartor.accounting.spending import Array, spend
+from sartor.errors import SartorError
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian
 
 __all__ = [
-    "ACCOUNTANTS",
     "Accountant",
     "ArrayBounds",
     "Bounds",
@@ -38,13 +39,16 @@ __all__ = [
     "Exposure",
     "Included",
     "SampledGaussian",
+    "accountants",
     "delta",
     "epsilon",
+    "floor",
     "noise_for",
     "profile",
     "rate_for",
     "solve",
     "spend",
+    "spend_on",
     "steps_for",
 ]
 
@@ -55,14 +59,6 @@ class Bounds(NamedTuple):
     lower: float
     estimate: float
     upper: float
-
-
-class ArrayBounds(NamedTuple):
-    """Figures between two bounds each; promises use `upper`."""
-
-    lower: Array
-    estimate: Array
-    upper: Array
 
 
 @overload
@@ -94,11 +90,11 @@ def epsilon(
     deltas = np.broadcast_to(np.asarray(delta, float), (len(many),)).copy()
     if np.any(~((deltas > 0) & (deltas < 1))):
         raise ValueError("delta must lie strictly between 0 and 1.")
-    if check_accountant(accountant) == "rdp":
-        value = rdp.epsilon_of(many, deltas, rdp.ORDERS if orders is None else orders, conversion)
-        return _result(exposure, value, value, value)
-    columns = [pld.epsilon_bounds(e, deltas[i : i + 1], pld.REPORTING_ACCURACY) for i, e in enumerate(many)]
-    return _result(exposure, *(np.array([float(c[k][0]) for c in columns]) for k in range(3)))
+    judge = _judge(accountant, many)
+    if not _as_papers_do(judge, orders, conversion):
+        return _result(exposure, judge.epsilon(many, deltas, pld.REPORTING_ACCURACY))
+    value = rdp.epsilon_of(many, deltas, rdp.ORDERS if orders is None else orders, conversion)
+    return _result(exposure, ArrayBounds(value, value, value))
 
 
 @overload
@@ -127,24 +123,52 @@ def delta(
     epsilons = np.broadcast_to(np.asarray(epsilon, float), (len(many),)).copy()
     if np.any(~(epsilons >= 0)):
         raise ValueError("epsilon must be 0 or more.")
-    if check_accountant(accountant) == "rdp":
-        value = rdp.delta_of(many, epsilons, rdp.ORDERS if orders is None else orders, conversion)
-        return _result(exposure, value, value, value)
-    columns = [pld.delta_bounds(e, epsilons[i : i + 1], pld.REPORTING_ACCURACY) for i, e in enumerate(many)]
-    return _result(exposure, *(np.array([float(c[k][0]) for c in columns]) for k in range(3)))
+    judge = _judge(accountant, many)
+    if not _as_papers_do(judge, orders, conversion):
+        return _result(exposure, judge.delta(many, epsilons, pld.REPORTING_ACCURACY))
+    value = rdp.delta_of(many, epsilons, rdp.ORDERS if orders is None else orders, conversion)
+    return _result(exposure, ArrayBounds(value, value, value))
 
 
-def profile(exposure: Exposure, epsilon: ArrayLike) -> Array:
+def profile(exposure: Exposure, epsilon: ArrayLike, accountant: str = "pld") -> Array:
     """The whole privacy profile: delta at each epsilon, in the worse direction, as an upper bound."""
-    by_direction = pld.Profile(exposure).delta(np.atleast_1d(np.asarray(epsilon, float)))
-    return np.maximum(by_direction["remove"], by_direction["add"])
+    return _judge(accountant, [exposure]).profile(exposure, np.atleast_1d(np.asarray(epsilon, float)))
+
+
+def spend_on(exposures: Sequence[Exposure], delta: ArrayLike, accountant: str = "pld") -> Array:
+    """Epsilon (upper bound) of each exposure, of any kind, at its delta, as plans are solved and checked.
+
+    Example:
+        >>> spend_on([Included(0.5, SampledGaussian(0.01, 1.0, 1_000))], 1e-5).round(2).tolist()
+        [1.21]
+    """
+    many, deltas = list(exposures), np.broadcast_to(np.asarray(delta, float), (len(exposures),)).copy()
+    return _judge(accountant, many).epsilon(many, deltas, pld.PLANNING_ACCURACY).upper
+
+
+def floor(exposures: Sequence[Exposure], delta: ArrayLike, accountant: str = "pld") -> Array:
+    """An epsilon that each exposure costs at least, at its delta: what no accountant can go below; 0 where nothing is proven."""
+    many, deltas = list(exposures), np.broadcast_to(np.asarray(delta, float), (len(exposures),)).copy()
+    return _judge(accountant, many).floor(many, deltas)
+
+
+def _judge(name: str, exposures: list[Exposure]) -> Accountant:
+    """The accountant of this name, where it can judge these exposures."""
+    judge = accountants.find(name)
+    for exposure in exposures:
+        if not judge.supports(exposure):
+            raise SartorError(f'the accountant "{name}" cannot judge this exposure ({exposure.relation.name}).')
+    return judge
+
+
+def _as_papers_do(judge: Accountant, orders: ArrayLike | None, conversion: Conversion) -> bool:
+    """Whether Rényi's figure is asked for by orders or a conversion of its own, for comparing with papers."""
+    return judge.name == rdp.NAME and (orders is not None or conversion != "balle")
 
 
 def _as_list(exposure: Exposure | Sequence[Exposure]) -> list[Exposure]:
     return list(exposure) if isinstance(exposure, Sequence) else [exposure]
 
 
-def _result(exposure: object, lower: Array, estimate: Array, upper: Array) -> Bounds | ArrayBounds:
-    if isinstance(exposure, Sequence):
-        return ArrayBounds(lower, estimate, upper)
-    return Bounds(float(lower[0]), float(estimate[0]), float(upper[0]))
+def _result(exposure: object, found: ArrayBounds) -> Bounds | ArrayBounds:
+    return found if isinstance(exposure, Sequence) else Bounds(*(float(figures[0]) for figures in found))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sartor.accounting import gaussian, losses, rdp
 from sartor.accounting.losses import MOST_POINTS, Composed, LossDistribution, Pair, TooFine
+from sartor.accounting.use import probability_of_use
 from sartor.errors import Infeasible
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian
 
@@ -29,6 +30,9 @@ GUESSING_ACCURACY = 3e-3
 REPORTING_ACCURACY = 2e-5
 """The same where a figure is reported together with its lower bound."""
 
+PROFILE_DELTA = 1e-7
+"""Where a profile is looked at most closely."""
+
 _CUT = np.log(1e-7)  # share of delta, and of the tilted mass, that truncation may cost
 _CELLS = 1 / 60  # of epsilon: the grid is at least so much finer
 _ROUNDS = 30
@@ -38,7 +42,6 @@ _COARSER = 1.05  # than the finest grid that memory allows: windows do not shrin
 _NO_FINER = 0.8  # of the grid that a figure was found on: what lies between is not worth another evaluation
 _BLUR = 0.01  # share of epsilon that a window too narrow may cost before a wider one on a coarser grid is tried
 _MOST_TILTS = 30
-_PROFILE_DELTA = 1e-7
 _LEAST_NOISE = 0.02  # noise multiplier below which the Rényi bound is used instead
 
 
@@ -102,7 +105,7 @@ def _atoms(exposure: Exposure) -> _Atoms:
             else:
                 one = SampledGaussian(part.rate, part.noise_multiplier, 1)
                 counts[one] = counts.get(one, 0) + part.steps
-    return _Atoms(float(np.sqrt(squared)), tuple(counts.items()), rdp.probability_of_use(exposure))
+    return _Atoms(float(np.sqrt(squared)), tuple(counts.items()), probability_of_use(exposure))
 
 
 def _pairs(atoms: _Atoms, grid: float, log_tail: float, tilt: float, most: int = MOST_POINTS) -> list[tuple[Pair, int]]:
@@ -344,28 +347,29 @@ def delta_bounds(exposure: Exposure, epsilon: Array, accuracy: float) -> tuple[A
 class Profile:
     """delta(epsilon) of an exposure over the whole curve, in each direction, as an upper bound.
 
-    Composed once without a tilt, so that any epsilon can be asked; absolute precision, about 1e-12, so not for tiny deltas.
+    Composed once without a tilt, so that any epsilon can be asked; absolute precision, about 1e-12, so not for tiny deltas. `start` is
+    Rényi's epsilon and order at `PROFILE_DELTA`, where already known.
     """
 
-    def __init__(self, exposure: Exposure) -> None:
+    def __init__(self, exposure: Exposure, start: tuple[float, float] | None = None) -> None:
         self._atoms = _atoms(exposure)
         self._composed: dict[str, Composed] = {}
         if self._atoms.harsh:
             raise Infeasible("a noise multiplier below 0.02 hides next to nothing: its privacy profile is not computed.")
         if _exact_delta(self._atoms, np.zeros(1)) is None:
-            self._compose(_rdp_start(exposure, _PROFILE_DELTA))
+            self._compose(_rdp_start(exposure, PROFILE_DELTA) if start is None else start)
 
     def _compose(self, start: tuple[float, float]) -> None:
-        epsilon, order = start if np.isfinite(start[0]) and start[0] > 0 else (1.0, 1 + np.log(1 / _PROFILE_DELTA))
+        epsilon, order = start if np.isfinite(start[0]) and start[0] > 0 else (1.0, 1 + np.log(1 / PROFILE_DELTA))
         steps = self._atoms.steps
         grid = min(float(np.sqrt(12 * PLANNING_ACCURACY * epsilon / (order * steps))), epsilon / 2000)
-        log_tail = float(np.log(_PROFILE_DELTA / steps) + _CUT)
+        log_tail = float(np.log(PROFILE_DELTA / steps) + _CUT)
         while True:
             try:
                 pairs = _pairs(self._atoms, grid, log_tail, 0.0)
                 for way in ("remove", "add"):
                     parts = [(getattr(pair, way), count) for pair, count in pairs]
-                    self._composed[way] = losses.compose(parts, grid, 0.0, float(np.log(_PROFILE_DELTA) + _CUT))
+                    self._composed[way] = losses.compose(parts, grid, 0.0, float(np.log(PROFILE_DELTA) + _CUT))
                 return
             except TooFine:
                 grid *= 2

@@ -17,10 +17,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sartor.accounting.special import gammaln
+from sartor.accounting.use import probability_of_use
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian
 
 Array = NDArray[np.float64]
 Conversion = Literal["balle", "mironov"]
+NAME = "rdp"
+"""By which plans and documents name the accountant of this room; the others are in `accountants`."""
 
 _FRACTIONAL_BELOW = 11.0
 _LARGEST_ORDER = 8192
@@ -221,10 +224,16 @@ def to_epsilon(divergence: ArrayLike, orders: ArrayLike, delta: ArrayLike, conve
 
 
 def _by_order(divergence: Array, orders: ArrayLike, delta: ArrayLike, conversion: Conversion = "balle") -> Array:
+    gain, price = conversion_terms(orders, delta, conversion)
+    return np.asarray(divergence + gain - price)
+
+
+def conversion_terms(orders: ArrayLike, delta: ArrayLike, conversion: Conversion = "balle") -> tuple[Array, Array]:
+    """What a divergence gains and what it pays on its way to an epsilon at delta: epsilon is divergence + gain - price, at each order."""
     a, log_delta = np.asarray(orders, float), np.log(np.asarray(delta, float))[..., None]
     if conversion == "mironov":
-        return np.asarray(divergence - log_delta / (a - 1))
-    return np.asarray(divergence + np.log1p(-1 / a) - (log_delta + np.log(a)) / (a - 1))
+        return np.zeros_like(a), np.asarray(log_delta / (a - 1))
+    return np.log1p(-1 / a), np.asarray((log_delta + np.log(a)) / (a - 1))
 
 
 def to_delta(divergence: ArrayLike, orders: ArrayLike, epsilon: ArrayLike, conversion: Conversion = "balle") -> Array:
@@ -405,19 +414,3 @@ def delta_of(exposures: Sequence[Exposure], epsilon: Array, orders: ArrayLike, c
     curves = np.array([curve(e, orders) for e in exposures])
     ever = np.array([probability_of_use(e) for e in exposures])
     return np.asarray(np.minimum(to_delta(curves, orders, epsilon, conversion), ever))
-
-
-def probability_of_use(exposure: Exposure) -> float:
-    """The probability that anything of the holder is used at all: a bound on the total variation."""
-    return float(-np.expm1(_log_never(exposure)))
-
-
-def _log_never(exposure: Exposure) -> float:
-    if isinstance(exposure, SampledGaussian):
-        if exposure.steps == 0 or exposure.rate == 0 or np.isinf(exposure.noise_multiplier):
-            return 0.0
-        return float(exposure.steps * np.log1p(-exposure.rate)) if exposure.rate < 1 else -np.inf
-    if isinstance(exposure, Composition):
-        return float(sum(_log_never(part) for part in exposure.parts))
-    used = exposure.probability * probability_of_use(exposure.exposure)
-    return float(np.log1p(-used)) if used < 1 else -np.inf

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sartor.accounting import rdp
+from sartor.accounting import accountants, rdp
 from sartor.accounting.bracket import Bracket, largest_fitting
 from sartor.accounting.pld import GUESSING_ACCURACY, PLANNING_ACCURACY
-from sartor.accounting.spending import Accountant, Array, check_accountant, spend
+from sartor.accounting.spending import Array, spend
+from sartor.accounting.use import ever
 from sartor.errors import Infeasible
 from sartor.exposure import MOST_STEPS
 
@@ -34,14 +35,14 @@ Floor = Callable[[Array], Array]
 MOST_WASTE = 0.005
 """Share of a budget that a solver may leave unspent."""
 
-_WASTE: dict[Accountant, float] = {"rdp": 1e-6, "pld": 2e-4}  # aimed at, for each of few budgets
-_WASTE_OF_MANY = 8e-4  # for each of many
+_WASTE_OF_MANY = 8e-4  # aimed at for each of many budgets; of few, it is the accountant's
 _SHARED = 3e-3  # width, in epsilon, of the budgets that share one intensity
 _KNOTS = 20
 _FEW, _MANY = 32, 256
 _ROWS = 3  # different deltas up to which each has its own knots
 _MOST_STEPS = float(MOST_STEPS)
 _STRIDE = 4  # orders skipped in a first pass
+_ROUGH = 0.02  # waste where Rényi's figure only leads to another
 _ROUNDING = 1e-9  # what rounding may take from a number of steps
 
 
@@ -68,7 +69,7 @@ class Search:
     delta: Array
     family: Family
     steps: float
-    accountant: Accountant
+    accountant: str
     top: float = np.inf
     floor: Floor | None = None
     warm: bool = False
@@ -98,7 +99,7 @@ def intensities(search: Search, *, start: float | Array = 1.0, waste: float | No
     epsilon, limit = search.epsilon, search.limit
     if are_few(search.delta):
         first = np.log(np.broadcast_to(np.asarray(start, float), epsilon.shape))
-        return np.exp(_direct(search, first, _WASTE[search.accountant] if waste is None else waste, width))
+        return np.exp(_direct(search, first, accountants.find(search.accountant).waste if waste is None else waste, width))
     predicted, elasticity = interpolated(search, start=start)
     if len(epsilon) <= _MANY:
         return np.exp(largest_fitting(search.value(), epsilon, np.minimum(predicted, limit), limit, _WASTE_OF_MANY))
@@ -151,8 +152,9 @@ def _direct(search: Search, start: Array, waste: float, width: float) -> Array:
     """
     least = None if search.floor is None else search.floor(search.delta)
     near = start
-    if search.accountant == "rdp" or not search.warm:
-        rough = 0.02 if search.accountant == "pld" else waste
+    refines = accountants.find(search.accountant).refines
+    if not refines or not search.warm:
+        rough = _ROUGH if refines else waste
         near = largest_fitting(_rényi_value(search), search.epsilon, near, search.limit, rough, width, least)
     return largest_fitting(search.value(waste), search.epsilon, near, search.limit, waste, width, least)
 
@@ -221,12 +223,12 @@ def noise_for(epsilon: ArrayLike, delta: ArrayLike, *, rate: ArrayLike, steps: A
     """
     return _solved(
         (epsilon, delta, rate, steps),
-        check_accountant(accountant),
+        accountant,
         lambda q, _: lambda x: (np.full_like(x, q), 1 / x),
         np.inf,
         lambda x: 1 / x,
         lambda mu, q, t: np.clip(mu / (q * np.sqrt(t)), 1e-4, 3.0),
-        free=lambda e, d, q, t: np.isinf(e) | (_ever(q, t) <= d),
+        free=lambda e, d, q, t: np.isinf(e) | (ever(q, t) <= d),
         free_value=0.0,
     )
 
@@ -240,7 +242,7 @@ def rate_for(epsilon: ArrayLike, delta: ArrayLike, *, noise_multiplier: ArrayLik
     """
     return _solved(
         (epsilon, delta, noise_multiplier, steps),
-        check_accountant(accountant),
+        accountant,
         lambda z, _: lambda x: (x, np.full_like(x, z)),
         1.0,
         lambda x: x,
@@ -255,14 +257,9 @@ def rare_rate(steps: float) -> Floor:
     return lambda delta: np.log(-np.expm1(np.log1p(-delta) / steps)) - 1e-10
 
 
-def _ever(rate: Array, steps: Array) -> Array:
-    out: Array = -np.expm1(steps * np.log1p(-np.minimum(rate, 1 - 1e-16)))
-    return out
-
-
 def _solved(
     arguments: tuple[ArrayLike, ...],
-    accountant: Accountant,
+    accountant: str,
     family: Callable[[float, float], Family],
     top: float,
     result: Callable[[Array], Array],
@@ -271,6 +268,7 @@ def _solved(
     free: Callable[..., Any],
     free_value: float,
 ) -> Any:
+    accountants.find(accountant)
     shape = np.broadcast_shapes(*(np.shape(a) for a in arguments))
     e, d, other, t = (np.broadcast_to(np.asarray(a, float), shape).ravel() for a in arguments)
     _check(e, d, t)
@@ -307,7 +305,7 @@ def steps_for(epsilon: ArrayLike, delta: ArrayLike, *, rate: ArrayLike, noise_mu
         >>> steps_for(2.0, 1e-5, rate=0.01, noise_multiplier=1.0, accountant="rdp")
         881
     """
-    name = check_accountant(accountant)
+    accountants.find(accountant)
     arguments = (epsilon, delta, rate, noise_multiplier)
     shape = np.broadcast_shapes(*(np.shape(a) for a in arguments))
     e, d, q, z = (np.broadcast_to(np.asarray(a, float), shape).ravel() for a in arguments)
@@ -317,12 +315,12 @@ def steps_for(epsilon: ArrayLike, delta: ArrayLike, *, rate: ArrayLike, noise_mu
     endless = np.isinf(e) | (q == 0) | np.isinf(z)
     if endless.any():
         raise Infeasible("no number of steps spends the budget: epsilon or the noise is infinite, or the rate is 0.")
-    counts = most_steps(e, d, q, z, name)
+    counts = most_steps(e, d, q, z, accountant)
     if np.any(counts >= _MOST_STEPS):
         raise Infeasible(f"more than {_MOST_STEPS:g} steps fit into the budget: no number of steps that could be run spends it.")
     if np.any(counts == 0):
         i = int(np.flatnonzero(counts == 0)[0])
-        one = float(spend(q[i], z[i], 1, d[i], name)[0])
+        one = float(spend(q[i], z[i], 1, d[i], accountant)[0])
         raise Infeasible(
             f"epsilon {e[i]:g} at delta {d[i]:g} does not cover a single step at rate {q[i]:g} and noise multiplier {z[i]:g}, "
             f"which costs {one:.3g}; add noise or lower the rate."
@@ -330,14 +328,13 @@ def steps_for(epsilon: ArrayLike, delta: ArrayLike, *, rate: ArrayLike, noise_mu
     return int(counts[0]) if shape == () else counts.reshape(shape)
 
 
-def most_steps(
-    epsilon: Array, delta: Array, rate: Array, noise: Array, accountant: Accountant, start: Array | None = None
-) -> NDArray[np.int64]:
+def most_steps(epsilon: Array, delta: Array, rate: Array, noise: Array, accountant: str, start: Array | None = None) -> NDArray[np.int64]:
     """How many steps fit, 0 where not even one does; `start` is where the tight accountant begins, if not at Rényi's figure."""
     count = _rényi_steps(epsilon, delta, rate, noise) if start is None else np.asarray(np.clip(start, 1.0, _MOST_STEPS), np.int64)
-    if accountant == "rdp":
+    judge = accountants.find(accountant)
+    if not judge.refines:
         return count
-    waste = _WASTE[accountant]
+    waste = judge.waste
     bracket = Bracket.around(epsilon * (1 - waste / 2))
     x = np.maximum(count.astype(float), 1.0)
     active = np.arange(len(epsilon))
@@ -375,13 +372,13 @@ def _rényi_steps(epsilon: Array, delta: Array, rate: Array, noise: Array) -> ND
         out[rows] = np.maximum(out[rows], _steps_at(epsilon[rows], delta[rows], finer, around[rows]).max(axis=1))
     counts = np.floor(np.clip(out, 0.0, _MOST_STEPS))
     # the accountant that reports has the last word
-    while (over := (counts > 0) & (spend(rate, noise, counts, delta, "rdp") > epsilon)).any():
+    while (over := (counts > 0) & (spend(rate, noise, counts, delta, rdp.NAME) > epsilon)).any():
         counts[over] = np.maximum(np.minimum(np.floor(counts[over] * (1 - 1e-4)), counts[over] - 1), 0)
     return np.asarray(counts, np.int64)
 
 
 def _steps_at(epsilon: Array, delta: Array, per_step: Array, orders: Array) -> Array:
     """Steps that fit at each order, when each step costs `per_step`."""
-    constant = np.log1p(-1 / orders) - (np.log(delta)[:, None] + np.log(orders)) / (orders - 1)
+    gain, price = rdp.conversion_terms(orders, delta)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.nan_to_num((epsilon[:, None] - constant) / per_step, nan=0.0))
+        return np.asarray(np.nan_to_num((epsilon[:, None] - (gain - price)) / per_step, nan=0.0))

@@ -5,25 +5,14 @@ The answer depends on nothing but the four numbers of each mechanism, so a plan 
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sartor.accounting import pld, rdp
-from sartor.errors import SartorError
+from sartor.accounting import accountants, pld
+from sartor.accounting.use import ever
 from sartor.exposure import MOST_STEPS
 
 Array = NDArray[np.float64]
-Accountant = Literal["rdp", "pld"]
-ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
-
-
-def check_accountant(name: str) -> Accountant:
-    """The accountant of this name."""
-    if name not in ACCOUNTANTS:
-        raise SartorError(f'there is no accountant "{name}"; there are {" and ".join(ACCOUNTANTS)}.')
-    return name
 
 
 def spend(
@@ -31,7 +20,7 @@ def spend(
     noise_multiplier: ArrayLike,
     steps: ArrayLike,
     delta: ArrayLike,
-    accountant: Accountant = "pld",
+    accountant: str = "pld",
     accuracy: float = pld.PLANNING_ACCURACY,
 ) -> Array:
     """Epsilon (upper bound) of each sampled Gaussian at its delta; `accuracy` is what the tight accountant's grid may add to it.
@@ -72,16 +61,16 @@ _memory: dict[tuple[float | str, ...], float] = {}  # what is known is a functio
 _MOST_REMEMBERED = 1 << 18
 
 
-def _evaluated(table: Array, accountant: Accountant, accuracy: float) -> Array:
+def _evaluated(table: Array, accountant: str, accuracy: float) -> Array:
     q, z, t, d = table.T
     out = np.zeros(len(table))
     used = (q > 0) & (t > 0) & np.isfinite(z)
-    used &= -np.expm1(t * np.log1p(-np.minimum(q, 1 - 1e-16))) > d  # used at all with probability at most delta: nothing is spent
+    used &= ever(q, t) > d  # used at all with probability at most delta: nothing is spent
     out[used & (z == 0)] = np.inf
     rows = np.flatnonzero(used & (z > 0))
     if len(rows):
         part = q[rows], z[rows], t[rows], d[rows]
-        out[rows] = rdp.spend(*part)[0] if accountant == "rdp" else pld.spend(*part, accuracy)
+        out[rows] = accountants.find(accountant).spend(*part, accuracy)
     return out
 
 

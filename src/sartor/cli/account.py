@@ -8,12 +8,12 @@ import numpy as np
 import typer
 
 from sartor import confidential
-from sartor.accounting import Accountant, Bounds, SampledGaussian, epsilon, spend
-from sartor.accounting.spending import ACCOUNTANTS
+from sartor.accounting import Bounds, SampledGaussian, accountants, epsilon, spend
 from sartor.cli.output import print_json, show, working
 from sartor.errors import SartorError
 from sartor.numbers import from_json_number, to_json_number
-from sartor.plans.plan import Plan, read_document
+from sartor.plans.document import read
+from sartor.plans.plan import Plan
 
 
 def account(
@@ -29,7 +29,7 @@ def account(
     if plan is not None:
         if any(value is not None for value in mechanism):
             raise SartorError("give either a plan or --rate, --noise-multiplier, --steps and --delta.")
-        document = read_document(plan)
+        document = read(plan)
         with working("accounting"):
             rows = _of_merged(document, steps) if document.get("merged") else _of_plan(Plan.from_json(document), steps)
         _print_groups(rows, json)
@@ -73,20 +73,13 @@ def _as_json(bounds: Bounds) -> dict[str, Any]:
 
 def _of_plan(plan: Plan, steps: int | None) -> list[dict[str, Any]]:
     end = plan.steps if steps is None else steps
-    own = plan.spent_after(end)
-    taken = np.clip(end - plan.first, 0, plan.last - plan.first)
-    other = np.where(np.isfinite(plan.epsilon), 0.0, own)
-    finite = np.isfinite(plan.epsilon)
-    name: Accountant = "rdp" if plan.accountant == "pld" else "pld"
-    delta = plan.delta * (1 - plan.reserve)
-    other[finite] = spend(plan.rate[finite], plan.noise_multipliers[finite], taken[finite], delta[finite], name)
-    both = {plan.accountant: own, name: other}
+    spent = {name: plan.spent_after(end, name) for name in accountants.names()}
     view = plan.view
     return [
         {
             "epsilon": view.value(plan.epsilon, row),
             "delta": view.value(plan.delta, row),
-            **{key: view.spent(both[key], row) for key in ACCOUNTANTS},
+            **{name: view.spent(spent[name], row) for name in accountants.names()},
             "holders": view.people(row),
         }
         for row in view.rows()
@@ -116,7 +109,7 @@ def _of_row(group: dict[str, Any], whole: int, taken: int, reserve: float) -> di
         raise ValueError
     numbers = (worst.rate, worst.noise_multiplier, worst.steps, delta)
     public = np.isinf(ends["epsilon"][0])
-    cost = {name: np.inf if public else float(spend(*numbers, name)[0]) for name in ACCOUNTANTS}
+    cost = {name: np.inf if public else float(spend(*numbers, name)[0]) for name in accountants.names()}
     budget, merged = _shown(ends["epsilon"]), any(isinstance(group[key], list) for key in ("epsilon", "delta"))
     own = not merged and not isinstance(group["spent"], list)
     return {
@@ -138,7 +131,7 @@ def _shown(ends: tuple[float, float]) -> confidential.Shown:
 
 def _print_groups(rows: list[dict[str, Any]], json: bool) -> None:
     if json:
-        figures = ("epsilon", "delta", *ACCOUNTANTS)
+        figures = ("epsilon", "delta", *accountants.names())
         print_json({"groups": [{**{key: confidential.to_json(row[key]) for key in figures}, "holders": row["holders"]} for row in rows]})
         return
     from rich import box

@@ -6,5 +6,6 @@ from sartor.plans import exclude, hybrid, scale, sequential, uniform
 from sartor.plans.build import plan
 from sartor.plans.plan import Plan
 from sartor.plans.registry import schemes
+from sartor.plans.stage import Stage
 
-__all__ = ["Plan", "exclude", "hybrid", "plan", "scale", "schemes", "sequential", "uniform"]
+__all__ = ["Plan", "Stage", "exclude", "hybrid", "plan", "scale", "schemes", "sequential", "uniform"]

@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.accounting import spend
-from sartor.accounting.spending import Accountant, check_accountant
+from sartor.accounting import accountants, spend
 from sartor.budgets import Budgets, Groups, spendable
 from sartor.errors import AllDrawn, Infeasible, LargeDelta, NoNoise, RarelyUsed, SartorError
 from sartor.exposure import MOST_STEPS
+from sartor.plans.document import stages_of_turns
 from sartor.plans.plan import Plan
 from sartor.plans.problem import Parameters, Problem
 from sartor.plans.registry import Scheme, find
+from sartor.plans.stage import Stage
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -53,7 +54,7 @@ def plan(
         >>> round(plan.noise_multiplier, 2)
         2.07
     """
-    chosen, name = find(scheme), check_accountant(accountant)
+    chosen, name = find(scheme), accountants.find(accountant).name
     _check(budgets, steps, batch, clip, public_rate, public_clip, chosen, options)
     if "max_excess" in options:
         return _within(budgets, steps=steps, batch=batch, clip=clip, accountant=name, caps=(public_rate, public_clip), **options)
@@ -98,7 +99,7 @@ def _made(
     steps: int,
     batch: float,
     clip: float,
-    accountant: Accountant,
+    accountant: str,
     caps: tuple[float | None, float | None],
     options: dict[str, Any],
 ) -> Plan:
@@ -107,7 +108,6 @@ def _made(
     frame: dict[str, Any] = {
         "scheme": scheme.name,
         "accountant": accountant,
-        "steps": steps,
         "batch": batch,
         "clip": clip,
         "epsilon": groups.epsilon,
@@ -120,7 +120,7 @@ def _made(
         return _without_noise(frame, groups, caps, steps, batch, clip)
     problem = _problem(groups, finite, budgets.reserve, steps, batch, accountant, caps)
     found = scheme.solve(problem, **options)
-    return Plan(**frame, **_complete(problem, found, groups, finite, clip, caps))
+    return Plan(**frame, stages=_complete(problem, found, groups, finite, clip, caps))
 
 
 def _problem(
@@ -129,7 +129,7 @@ def _problem(
     reserve: float,
     steps: int,
     batch: float,
-    accountant: Accountant,
+    accountant: str,
     caps: tuple[float | None, float | None],
 ) -> Problem:
     epsilon, delta = spendable(groups.epsilon[finite], reserve), spendable(groups.delta[finite], reserve)
@@ -164,8 +164,8 @@ def _complete(
     finite: NDArray[np.bool_],
     clip: float,
     caps: tuple[float | None, float | None],
-) -> dict[str, Any]:
-    """From the finite groups' rates and noise multipliers to everybody's rates and clips."""
+) -> tuple[Stage, ...]:
+    """From the finite groups' rates and noise multipliers to stages with everybody's rates and clips."""
     rate, multiplier = found.rate.copy(), found.noise_multiplier
     none = multiplier == 0
     if none.any() and not none.all():
@@ -183,18 +183,17 @@ def _complete(
         noise = clip / float(np.average(1 / multiplier, weights=weight))
         clips = noise / multiplier
         rate, clips = _nudged(problem, rate, clips, noise, found)
-    steps = np.full(len(rate), problem.steps, np.int64)
-    first = np.zeros(len(rate), np.int64) if found.first is None else found.first
-    last = steps if found.last is None else found.last
     place = np.zeros(len(finite), np.intp)
     place[finite] = np.arange(len(rate))
     place[~finite] = _most_open(problem.epsilon, problem.delta)
-    out: dict[str, Any] = {"rate": rate[place], "clips": clips[place], "first": first[place], "last": last[place]}
+    rates, norms = rate[place], clips[place]
     if caps[0] is not None:
-        out["rate"][~finite] = caps[0]
+        rates[~finite] = caps[0]
     if caps[1] is not None:
-        out["clips"][~finite] = caps[1]
-    return {**out, "noise_multiplier": noise / clip}
+        norms[~finite] = caps[1]
+    if found.first is None or found.last is None:
+        return (Stage(problem.steps, noise / clip, rates, norms),)
+    return tuple(stages_of_turns(problem.steps, noise / clip, rates, norms, found.first[place], found.last[place]))
 
 
 def _nudged(problem: Problem, rate: Array, clips: Array, noise: float, found: Parameters) -> tuple[Array, Array]:
@@ -213,14 +212,7 @@ def _without_noise(
 ) -> Plan:
     count = len(groups)
     rate = batch / float(groups.holders.sum()) if caps[0] is None else caps[0]
-    return Plan(
-        **frame,
-        noise_multiplier=0.0,
-        rate=np.full(count, rate),
-        clips=np.full(count, clip if caps[1] is None else caps[1]),
-        first=np.zeros(count, np.int64),
-        last=np.full(count, steps, np.int64),
-    )
+    return Plan(**frame, stages=(Stage(steps, 0.0, np.full(count, rate), clip if caps[1] is None else caps[1]),))
 
 
 def _within(
@@ -229,7 +221,7 @@ def _within(
     steps: int,
     batch: float,
     clip: float,
-    accountant: Accountant,
+    accountant: str,
     caps: tuple[float | None, float | None],
     max_excess: float,
     mix: float | None = None,
@@ -259,7 +251,7 @@ def _within(
 
 
 def _warn(made: Plan) -> None:
-    if made.noise_multiplier == 0:
+    if not made.protects:
         why = "every record is public" if np.isinf(made.epsilon).all() else "the deltas are so large that no noise is needed to keep them"
         warnings.warn(NoNoise(f"{why}: the plan adds no noise and protects nobody."), stacklevel=3)
     everybody = int(made.holders.sum())

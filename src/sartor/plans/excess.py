@@ -4,6 +4,10 @@ An epsilon is one point of a curve. Two mechanisms that meet the same (epsilon, 
 sampling rates the mechanism that a holder gets depends on everybody's budgets (Kaiser et al., "Your Privacy Depends on Others").
 The measure is the Delta-divergence between the mechanism that the holder gets and the uniform one at their budget (Kaissis et al. 2024):
 the largest, over epsilon >= 0 and both directions, of (delta_got(epsilon) - delta_alone(epsilon)) / (1 + e^epsilon), and at least 0.
+
+It is a figure to look at, and no promise depends on it. On either side of the budget that is drawn at the mean rate it follows epsilon
+smoothly, so of many budgets with one delta some are computed, more of them near that budget, and the others read between them, to a
+hundredth.
 """
 
 from __future__ import annotations
@@ -13,22 +17,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.accounting import SampledGaussian, noise_for, pld
+from sartor.accounting import Exposure, SampledGaussian, noise_for, pld, rdp
 from sartor.budgets import spendable
 
 if TYPE_CHECKING:
     from sartor.plans.plan import Plan
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
 
 _POINTS = 400
+_REACH_DELTA = 1e-6  # beyond the epsilon of this delta a profile is too small to matter
+_KNOTS = 12  # of many budgets with one delta, on either side of the mean rate
+_FEW = 32  # budgets that are computed one by one
 
 
-def divergence(got: SampledGaussian, alone: SampledGaussian) -> float:
+def divergence(got: Exposure, alone: SampledGaussian) -> float:
     """The Delta-divergence of one exposure over another, from their privacy profiles; 0 if it is nowhere worse."""
-    if got == alone or got.rate == 0 or got.steps == 0:
+    if got == alone:
         return 0.0
-    return highest(pld.Profile(got), pld.Profile(alone), max(_reach(got), 1e-6))
+    of_got, of_alone = (pld.Profile(exposure, _at(exposure, pld.PROFILE_DELTA)) for exposure in (got, alone))
+    return highest(of_got, of_alone, max(min(_at(got, _REACH_DELTA)[0], 700.0), 1e-6))
 
 
 def highest(got: pld.Profile, alone: pld.Profile, top: float) -> float:
@@ -44,35 +53,76 @@ def highest(got: pld.Profile, alone: pld.Profile, top: float) -> float:
     return best
 
 
-def _reach(exposure: SampledGaussian) -> float:
-    """An epsilon beyond which the profile is too small to matter."""
-    delta = np.array([1e-6])
-    return float(np.minimum(pld.epsilon_bounds(exposure, delta, pld.PLANNING_ACCURACY)[2], 700.0)[0])
+def _at(exposure: Exposure, delta: float) -> tuple[float, float]:
+    """Rényi's epsilon at delta, and the order that gave it."""
+    if isinstance(exposure, SampledGaussian):
+        epsilon, order = rdp.spend(*(np.array([value]) for value in (exposure.rate, exposure.noise_multiplier, exposure.steps, delta)))
+        return float(epsilon[0]), float(order[0])
+    values = rdp.curve(exposure) - np.log(delta) / (rdp.ORDERS - 1)
+    return float(values.min()), float(rdp.ORDERS[int(np.argmin(values))])
 
 
 def of_plan(plan: Plan) -> Array:
     """The excess of each group of a plan; public records, who asked for no protection, have none."""
     out = np.zeros(len(plan))
     finite = np.flatnonzero(np.isfinite(plan.epsilon) & (plan.rate > 0))
-    if not len(finite):
-        return out
     rate = min(1.0, plan.batch / float(plan.holders.sum()))
-    epsilon, delta = spendable(plan.epsilon, plan.reserve)[finite], spendable(plan.delta, plan.reserve)[finite]
-    noise = noise_for(epsilon, delta, rate=rate, steps=plan.steps, accountant=plan.accountant)
-    known: dict[tuple[SampledGaussian, SampledGaussian], float] = {}
-    for i, own in zip(finite, noise, strict=True):
-        alone = SampledGaussian(rate, float(own), plan.steps)
-        got = plan.exposure(int(i))
-        if _weaker(got, alone):
-            continue
-        if (got, alone) not in known:
-            known[got, alone] = divergence(got, alone)
-        out[i] = known[got, alone]
+    epsilon, delta = spendable(plan.epsilon, plan.reserve), spendable(plan.delta, plan.reserve)
+    if np.all(plan.rate[finite] == rate):  # treated alike but for noise: who is no worse off than alone is told exactly
+        finite = finite[~_no_worse(plan, finite, rate, epsilon, delta)]
+    for same in _alike(finite, delta, plan.rate > rate):
+        knots = _knots(same, epsilon, plan.rate[same[0]] > rate)
+        noise = noise_for(epsilon[knots], delta[knots], rate=rate, steps=plan.steps, accountant=plan.accountant)
+        found = [_one(plan.exposure(int(i)), SampledGaussian(rate, float(own), plan.steps)) for i, own in zip(knots, noise, strict=True)]
+        out[same] = _between(np.log(epsilon[same]), np.log(epsilon[knots]), np.array(found))
     return out
 
 
-def _weaker(got: SampledGaussian, alone: SampledGaussian) -> bool:
+def _no_worse(plan: Plan, groups: Indices, rate: float, epsilon: Array, delta: Array) -> NDArray[np.bool_]:
+    """Groups that get the noise that they would get alone."""
+    if not len(groups):
+        return np.empty(0, bool)
+    noise = noise_for(epsilon[groups], delta[groups], rate=rate, steps=plan.steps, accountant=plan.accountant)
+    alone = (SampledGaussian(rate, float(own), plan.steps) for own in noise)
+    return np.array([_weaker(plan.exposure(int(i)), own) for i, own in zip(groups, alone, strict=True)], bool)
+
+
+def _alike(groups: Indices, delta: Array, often: NDArray[np.bool_]) -> list[Indices]:
+    """Groups among which values are read: of one delta, on one side of the mean rate; where groups are few, each by itself."""
+    if len(groups) <= _FEW:
+        return [groups[i : i + 1] for i in range(len(groups))]
+    sets = (groups[(delta[groups] == value) & (often[groups] == side)] for value in np.unique(delta[groups]) for side in (False, True))
+    return [found for found in sets if len(found)]
+
+
+def _knots(groups: Indices, epsilon: Array, often: bool) -> Indices:
+    """The groups that are computed, by ascending epsilon: all, or some, closer to each other towards the mean rate, with both ends."""
+    ascending = groups[np.argsort(epsilon[groups], kind="stable")]
+    if len(groups) <= _KNOTS:
+        return np.asarray(ascending)
+    place, share = np.log(epsilon[ascending]), np.linspace(0.0, 1.0, _KNOTS) ** 2
+    found = np.searchsorted(place, place[0] + np.ptp(place) * (share if often else (1 - share)[::-1]))
+    return np.asarray(ascending[np.unique(np.minimum(found, len(place) - 1))])
+
+
+def _between(places: Array, knots: Array, values: Array) -> Array:
+    """Values at places, from those at knots, which ascend: no value between two knots lies beyond both."""
+    from scipy.interpolate import PchipInterpolator
+
+    if len(knots) == 1:
+        return np.full(len(places), values[0])
+    return np.asarray(PchipInterpolator(knots, values)(places))
+
+
+def _one(got: Exposure, alone: SampledGaussian) -> float:
+    return 0.0 if _weaker(got, alone) else divergence(got, alone)
+
+
+def _weaker(got: Exposure, alone: SampledGaussian) -> bool:
     """Whether a mechanism is plainly no worse: no more often, no less noise (but for rounding of the clip) and no longer."""
     return (
-        got.rate <= alone.rate * (1 + 1e-12) and got.noise_multiplier >= alone.noise_multiplier * (1 - 1e-12) and got.steps <= alone.steps
+        isinstance(got, SampledGaussian)
+        and got.rate <= alone.rate * (1 + 1e-12)
+        and got.noise_multiplier >= alone.noise_multiplier * (1 - 1e-12)
+        and got.steps <= alone.steps
     )

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.accounting import Accountant, noise_for
+from sartor.accounting import accountants, noise_for, rdp
 from sartor.accounting.solve import MOST_WASTE, Family, Search, are_few, expected_waste, intensities, interpolated, rare_rate
+from sartor.accounting.use import ever
 from sartor.errors import Infeasible, SartorError
 from sartor.plans.problem import Parameters, Problem, everyone
 from sartor.plans.registry import register
@@ -27,6 +28,7 @@ from sartor.plans.scale import scale
 
 Array = NDArray[np.float64]
 
+_FIRST = rdp.NAME  # asked before another that is slower
 _CLOSE = 5e-4  # of the mean rate to the one asked for
 _ROUGH = 4e-4  # waste while searching
 _COARSE = 0.02  # the same for the tight accountant, while the mean rate is far off
@@ -64,11 +66,11 @@ def mixed(problem: Problem, mix: float) -> Parameters:
     if (mean := float(np.average(seldom, weights=problem.weight))) >= problem.mean_rate:
         # everybody can be used at all with a probability below their delta, which costs nothing
         return Parameters(seldom * (problem.mean_rate / mean), everyone(0.0, problem.epsilon))
-    log_noise, v, slope = _balance(problem, mix, "rdp", *_start(problem), 1.0)
-    if problem.accountant == "pld":
-        log_noise, v, _ = _balance(problem, mix, "pld", *_shift(problem, log_noise, v), slope)
+    log_noise, v, slope = _balance(problem, mix, _FIRST, *_start(problem), 1.0)
+    if accountants.find(problem.accountant).refines:
+        log_noise, v, _ = _balance(problem, mix, problem.accountant, *_shift(problem, log_noise, v), slope)
     rate, noise = _family(problem, mix, log_noise)(v)
-    unused = -np.expm1(problem.steps * np.log1p(-np.minimum(rate, 1 - 1e-16))) <= problem.delta
+    unused = ever(rate, problem.steps) <= problem.delta
     if unused.any():
         raise Infeasible(
             f"{problem.name(int(np.flatnonzero(unused)[0]))} would be drawn at all with a probability of at most its delta, beside "
@@ -100,7 +102,7 @@ def _start(problem: Problem) -> tuple[float, Array]:
     """A guess: intensities in proportion to epsilon, and the noise that their mean needs."""
     mean = float(np.average(problem.epsilon, weights=problem.weight))
     like = float(np.average(problem.delta, weights=problem.weight))
-    noise = noise_for(mean, like, rate=problem.mean_rate, steps=problem.steps, accountant="rdp")
+    noise = noise_for(mean, like, rate=problem.mean_rate, steps=problem.steps, accountant=_FIRST)
     return float(np.log(max(noise, 1e-2))), problem.epsilon / mean
 
 
@@ -109,13 +111,13 @@ def _shift(problem: Problem, log_noise: float, v: Array) -> tuple[float, Array]:
     middle = int(np.argsort(problem.epsilon)[len(problem.epsilon) // 2])
     both = [
         noise_for(problem.epsilon[middle], problem.delta[middle], rate=problem.mean_rate, steps=problem.steps, accountant=accountant)
-        for accountant in ("rdp", "pld")
+        for accountant in (_FIRST, problem.accountant)
     ]
     shift = float(np.log(both[1] / both[0])) if min(both) > 0 else 0.0
     return log_noise + shift, v
 
 
-def _balance(problem: Problem, mix: float, accountant: Accountant, log_noise: float, v: Array, slope: float) -> tuple[float, Array, float]:
+def _balance(problem: Problem, mix: float, accountant: str, log_noise: float, v: Array, slope: float) -> tuple[float, Array, float]:
     """The noise at which the mean rate is the one asked for, the intensities there, and by how much the mean rate grows with the noise.
 
     With many groups, or some by the tight accountant, the search runs on interpolated intensities, aiming ahead by what solving will leave
@@ -123,7 +125,7 @@ def _balance(problem: Problem, mix: float, accountant: Accountant, log_noise: fl
     need not be close.
     """
     top, many, rare = _top(problem, mix), not are_few(problem.delta), rare_rate(problem.steps)
-    warm = accountant == "pld"
+    warm = accountants.find(accountant).refines
     some = warm and not many and len(problem.delta) > 2 * _FEW_KNOTS - 2 and np.ptp(problem.delta) == 0
 
     def floor(delta: Array) -> Array:

@@ -3,11 +3,14 @@
 A plan knows groups, not members. Sampler, clipper, noise and account are made from it, so they cannot disagree.
 
 Guarantee: for each holder, (epsilon, delta)-DP at their own budget, less the reserve, under zeroing everything of theirs, for the run in
-    which, at each step, each holder of a group is drawn by an independent coin at the group's rate, contributes a vector of norm at
-    most the group's clip to a sum, and Gaussian noise of deviation `noise` is added.
-Proof: to one holder that run is a sampled Gaussian with the group's rate and noise multiplier (noise over the group's clip), whatever the
-    others do (IDP-SGD, theorems G.1 and G.2); the plan's accountant bounds its cost, and the constructor compares it with the budget.
-Breaks if: batches are not Poisson, sums are divided by the observed batch, or a holder is given another group's parameters.
+    which, stage after stage, each holder of a group takes part with the group's probability of inclusion by one coin of their own, and at
+    each step of the stage each who takes part is drawn by an independent coin at the group's rate and contributes a vector of norm at most
+    the group's clip to a sum, to which Gaussian noise of the stage's deviation is added.
+Proof: to one holder a stage is a sampled Gaussian with the group's rate and noise multiplier (noise over the group's clip), behind the coin
+    of inclusion, whatever the others do (IDP-SGD, theorems G.1 and G.2), and the run is the composition of its stages; the plan's
+    accountant bounds its cost, and the constructor compares it with the budget.
+Breaks if: batches are not Poisson, sums are divided by the observed batch, a coin of inclusion is tossed twice or seen, or a holder is
+    given another group's parameters.
 """
 
 from __future__ import annotations
@@ -24,67 +27,51 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sartor import accounting, confidential
-from sartor.accounting import Accountant, SampledGaussian, spend
-from sartor.accounting.spending import check_accountant
+from sartor.accounting import Composition, Exposure, Included, SampledGaussian, accountants, spend, spend_on
 from sartor.budgets import Budgets, spendable
-from sartor.documents import read_json
 from sartor.errors import Overspent, SartorError
 from sartor.exposure import MOST_STEPS
 from sartor.immutable import immutable
-from sartor.numbers import from_json_number, to_json_number
+from sartor.plans import document, table
 from sartor.plans import excess as excess_of
-from sartor.plans import table
+from sartor.plans.stage import Parts, Stage
+from sartor.relation import ZERO_OUT, Relation
 from sartor.run.files import write_private, write_public
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-_SCALARS = ("scheme", "accountant", "steps", "batch", "clip", "noise_multiplier", "reserve")
-_ARRAYS: dict[str, type] = {
-    "epsilon": np.float64,
-    "delta": np.float64,
-    "holders": np.int64,
-    "rate": np.float64,
-    "clips": np.float64,
-    "first": np.int64,
-    "last": np.int64,
-}
-_COLUMNS = ("epsilon", "delta", "holders", "rate", "clip", "noise_multiplier", "expected_uses", "spent", "excess")
-_STORED = 5  # of them: the others follow from these
+_SCALARS = ("scheme", "accountant", "batch", "clip", "reserve")
+_ARRAYS: dict[str, type] = {"epsilon": np.float64, "delta": np.float64, "holders": np.int64}
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Plan:
-    """Per group a rate, a clip and the exposure that follows; one noise level; the steps. Made by `sartor.plan`.
+    """Stages with a rate, a clip and a noise for each group, and the exposure that follows. Made by `sartor.plan`.
 
-    Arrays have one entry per group, in the order of the budgets' groups. `clips` are the groups' clip norms, `clip` is the one asked for;
-    a group takes part in the steps from `first` up to but not including `last`.
+    Arrays have one entry per group, in the order of the budgets' groups. `batch` is the expected size of a batch, by which sums are
+    divided; `clip` is the clip norm that was asked for, and the unit of the stages' noise multipliers.
     """
 
     scheme: str
-    accountant: Accountant
-    steps: int
+    accountant: str
     batch: float
     clip: float
-    noise_multiplier: float
     epsilon: Array
     delta: Array
     holders: Counts
-    rate: Array
-    clips: Array
-    first: Counts
-    last: Counts
+    stages: tuple[Stage, ...]
     reserve: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_accountant(self.accountant)
+        accountants.find(self.accountant)
         try:
-            for name in ("batch", "clip", "noise_multiplier", "reserve"):
+            for name in ("batch", "clip", "reserve"):
                 object.__setattr__(self, name, float(getattr(self, name)))
-            object.__setattr__(self, "steps", int(self.steps) if float(self.steps).is_integer() else 0)
             for name, kind in _ARRAYS.items():
                 object.__setattr__(self, name, immutable(getattr(self, name), kind))
+            object.__setattr__(self, "stages", tuple(self.stages))
         except (TypeError, ValueError, OverflowError):
             raise SartorError("this is not a plan: a number is missing or of the wrong type.") from None
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
@@ -101,7 +88,7 @@ class Plan:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = {name: getattr(self, name) for name in (*_SCALARS, *_ARRAYS)}
+        values = {name: getattr(self, name) for name in (*_SCALARS, *_ARRAYS, "stages")}
         return _rebuilt, ({**values, "options": dict(self.options)},)
 
     def __deepcopy__(self, memo: Any) -> Plan:
@@ -112,19 +99,18 @@ class Plan:
         for name in _ARRAYS:
             if getattr(self, name).shape != (count,):
                 raise SartorError(f"a plan needs one {name} for each of its {count} groups.")
+        if not self.stages or not all(isinstance(stage, Stage) for stage in self.stages):
+            raise SartorError("this is not a plan: it has no stages.")
+        noise = max(stage.noise_multiplier for stage in self.stages) * self.clip
         wrong = {
-            f"steps must be a whole number from 1 to {MOST_STEPS:g}": not 1 <= self.steps <= MOST_STEPS or self.steps != int(self.steps),
+            f"its steps must add up to {MOST_STEPS:g} at most": not self.steps <= MOST_STEPS,
             "the batch must be positive and finite": not 0 < self.batch < np.inf,
             "the clip must be positive and finite": not (0 < self.clip < np.inf),
-            "the noise must be 0 or more and finite": not (self.noise_multiplier >= 0 and 0 <= self.noise_multiplier * self.clip < np.inf),
-            "rates must lie in [0, 1]": not np.all((self.rate >= 0) & (self.rate <= 1)),
-            "clips must be positive and finite": not np.all((self.clips > 0) & np.isfinite(self.clips)),
+            "the noise must be 0 or more and finite": not 0 <= noise < np.inf,
+            "a stage names a group that there is not": any(stage.groups.size and stage.groups[-1] >= count for stage in self.stages),
             "every group needs a positive epsilon": not np.all(self.epsilon > 0),
             "every group needs a delta strictly between 0 and 1": not np.all((self.delta > 0) & (self.delta < 1)),
             "every group needs at least one holder": not (count and np.all(self.holders >= 1)),
-            "a group takes part from a step of the run up to a later one": not np.all(
-                (self.first >= 0) & (self.last >= self.first) & (self.last <= self.steps)
-            ),
             "the reserve must lie in [0, 1)": not 0 <= self.reserve < 1,
             "two groups have the same budget": len(set(zip(self.epsilon.tolist(), self.delta.tolist(), strict=True))) < count,
         }
@@ -136,38 +122,132 @@ class Plan:
         return len(self.epsilon)
 
     @property
+    def relation(self) -> Relation:
+        """Between which data sets the plan's guarantee holds."""
+        return ZERO_OUT
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps of all stages together."""
+        return sum(stage.steps for stage in self.stages)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The stages as columns: one row for each stage and group in it."""
+        return Parts(*(immutable(column, column.dtype.type) for column in Parts.of(self.stages, self.clip)))
+
+    @cached_property
+    def _ends(self) -> Counts:
+        return np.cumsum([stage.steps for stage in self.stages])
+
+    def stage_at(self, step: int) -> Stage:
+        """The stage that a step belongs to."""
+        if not 0 <= step < self.steps:
+            raise SartorError(f"the plan has the steps 0 to {self.steps - 1}: there is no step {step}.")
+        return self.stages[int(np.searchsorted(self._ends, step, side="right"))]
+
+    def noise_at(self, step: int) -> float:
+        """Standard deviation of the Gaussian noise that is added to the sum of a step."""
+        return self.stage_at(step).noise_multiplier * self.clip
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise of every stage over the clip; refused where stages differ: see `stages`."""
+        found = {stage.noise_multiplier for stage in self.stages}
+        if len(found) > 1:
+            raise SartorError("the noise of this plan differs from stage to stage: ask each of plan.stages, or plan.noise_at(step).")
+        return found.pop()
+
+    @property
     def noise(self) -> float:
-        """Standard deviation of the Gaussian noise that is added to each sum."""
+        """Standard deviation of the Gaussian noise that is added to each sum; refused where stages differ."""
         return self.noise_multiplier * self.clip
 
     @cached_property
+    def protects(self) -> bool:
+        """Whether every sum has noise."""
+        return all(stage.noise_multiplier > 0 for stage in self.stages)
+
+    @cached_property
+    def rate(self) -> Array:
+        """Of each group: the highest rate of any stage; 0 for groups that no stage names."""
+        out = np.zeros(len(self))
+        np.maximum.at(out, self.parts.group, self.parts.rate)
+        return immutable(out)
+
+    @cached_property
+    def clips(self) -> Array:
+        """Of each group: the largest clip of any stage; that of the plan for groups that no stage names."""
+        out = np.zeros(len(self))
+        np.maximum.at(out, self.parts.group, self.parts.clip)
+        return immutable(np.where(out > 0, out, self.clip))
+
+    @cached_property
     def noise_multipliers(self) -> Array:
-        """Of each group: the noise over the group's clip."""
-        return immutable(self.noise / self.clips)
+        """Of each group: the noise over the group's clip, in the stage where it is least; infinite for groups that no stage names."""
+        out = np.full(len(self), np.inf)
+        np.minimum.at(out, self.parts.group, self.parts.noise_multiplier)
+        return immutable(out)
+
+    @cached_property
+    def first(self) -> Counts:
+        """Of each group: the first step that it takes part in."""
+        out = np.full(len(self), self.steps)
+        np.minimum.at(out, self.parts.group, self.parts.first)
+        return immutable(np.where(self.last > 0, out, 0), np.int64)
+
+    @cached_property
+    def last(self) -> Counts:
+        """Of each group: the step from which on it takes no part; 0 for groups that no stage names."""
+        out = np.zeros(len(self), np.int64)
+        np.maximum.at(out, self.parts.group, self.parts.last)
+        return immutable(out, np.int64)
 
     @cached_property
     def expected_uses(self) -> Array:
         """How often a member of each group is expected to be drawn in the whole run."""
-        return immutable(self.rate * (self.last - self.first))
+        parts = self.parts
+        uses = parts.inclusion * parts.rate * (parts.last - parts.first)
+        return immutable(np.bincount(parts.group, weights=uses, minlength=len(self)))
 
     @cached_property
     def spent(self) -> Array:
         """Epsilon that each group has spent at the end, at its delta less the reserve, by the plan's accountant."""
         return immutable(self.spent_after(self.steps))
 
-    def spent_after(self, steps: int) -> Array:
-        """Epsilon that each group has spent after the first `steps` steps; 0 where those did not touch it."""
+    def spent_after(self, steps: int, accountant: str | None = None) -> Array:
+        """Epsilon that each group has spent after the first `steps` steps, by the plan's accountant or another; 0 where those did not
+        touch it."""
         if not 0 <= steps <= self.steps:
             raise SartorError(f"the plan has {self.steps} steps: what is spent after {steps} is not defined.")
-        taken = np.clip(steps - self.first, 0, self.last - self.first)
-        out = np.zeros(len(self))
+        judge, parts, delta = accountant or self.accountant, self.parts, spendable(self.delta, self.reserve)
+        taken = parts.taken(steps)
+        touched = np.bincount(parts.group[(taken > 0) & (parts.rate > 0) & (parts.inclusion > 0)], minlength=len(self)) > 0
         finite = np.isfinite(self.epsilon)
-        out[~finite] = np.where((taken > 0) & (self.rate > 0), np.inf, 0.0)[~finite]
-        if finite.any():
-            delta = spendable(self.delta, self.reserve)[finite]
-            noise = self.noise_multipliers[finite]
-            out[finite] = spend(self.rate[finite], noise, taken[finite], delta, self.accountant)
+        out = np.where(touched & ~finite, np.inf, 0.0)
+        rows = np.flatnonzero(self._alone & finite[parts.group])
+        if len(rows):
+            groups = parts.group[rows]
+            out[groups] = spend(parts.rate[rows], parts.noise_multiplier[rows], taken[rows], delta[groups], judge)
+        composed = touched & finite
+        composed[parts.group[self._alone]] = False
+        if composed.any():
+            out[composed] = self._composed(np.flatnonzero(composed), steps, delta, judge)
         return out
+
+    @cached_property
+    def _alone(self) -> NDArray[np.bool_]:
+        """Of each part: whether it is all that happens to its group, without a coin before it."""
+        counts = np.bincount(self.parts.group, minlength=len(self))
+        return np.asarray((counts[self.parts.group] == 1) & (self.parts.inclusion == 1))
+
+    def _composed(self, groups: NDArray[np.intp], steps: int, delta: Array, judge: str) -> list[float]:
+        """What several stages, or coins before them, cost; equal exposures are judged once."""
+        wanted = [(self.exposure(int(group), steps), float(delta[group])) for group in groups]
+        distinct = list(dict.fromkeys(wanted))
+        found = spend_on([exposure for exposure, _ in distinct], [at for _, at in distinct], judge).tolist()
+        known = dict(zip(distinct, found, strict=True))
+        return [known[key] for key in wanted]
 
     @cached_property
     def capped(self) -> NDArray[np.bool_]:
@@ -175,11 +255,25 @@ class Plan:
         room = self.spent < (1 - accounting.solve.MOST_WASTE) * spendable(self.epsilon, self.reserve)
         return immutable((self.rate >= 1) & room & np.isfinite(self.epsilon), np.bool_)
 
-    def exposure(self, group: int, steps: int | None = None) -> SampledGaussian:
+    @cached_property
+    def _rows(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The parts by group, in the order of the stages, and where each group's begin."""
+        order = np.argsort(self.parts.group, kind="stable")
+        return order, np.searchsorted(self.parts.group[order], np.arange(len(self) + 1))
+
+    def exposure(self, group: int, steps: int | None = None) -> Exposure:
         """What a member of a group undergoes, in the whole run or in its first `steps` steps."""
-        end = self.steps if steps is None else steps
-        taken = int(np.clip(end - self.first[group], 0, self.last[group] - self.first[group]))
-        return SampledGaussian(float(self.rate[group]), float(self.noise_multipliers[group]), taken)
+        parts, (order, begin) = self.parts, self._rows
+        rows = order[begin[group] : begin[group + 1]]
+        taken = parts.taken(self.steps if steps is None else steps)[rows].tolist()
+        found: list[Exposure] = []
+        for row, count in zip(rows.tolist(), taken, strict=True):
+            if count or len(rows) == 1:
+                one = SampledGaussian(float(parts.rate[row]), float(parts.noise_multiplier[row]), count, self.relation)
+                found.append(one if parts.inclusion[row] == 1 else Included(float(parts.inclusion[row]), one))
+        if not found:
+            return SampledGaussian(0.0, np.inf, 0, self.relation)
+        return found[0] if len(found) == 1 else Composition(tuple(found))
 
     def profile(self, group: int, epsilon: ArrayLike) -> Array:
         """The privacy profile of a group: delta at each epsilon."""
@@ -204,7 +298,7 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """What is stored of this plan, for its owner alone: every group, and nothing that follows from the rest; `from_json` reads it."""
-        return self._document(self._every(_COLUMNS[:_STORED]), merged=False)
+        return document.record(self)
 
     def to_json(self, *, sensitive: bool = False) -> dict[str, Any]:
         """This plan as a JSON document that shows what it means.
@@ -212,42 +306,12 @@ class Plan:
         By default it shows groups of fewer than ten holders only merged, as ranges; with `sensitive` it shows every group, so that it
         can be read back.
         """
-        if sensitive:
-            return self._document(self._every(_COLUMNS), merged=False)
-        view = self.view
-        rows = view.rows()
-        groups = [{name: self._shown(name, self._column(name), row) for name in _COLUMNS} for row in rows]
-        for group, row in zip(groups, rows, strict=True):
-            if not view.hides(row):
-                group.update(self._turn(row.start))
-        return self._document(groups, merged=view.merged)
+        return document.shown(self, sensitive=sensitive)
 
-    def _every(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
-        columns = {name: self._column(name) for name in names}
-        return [{name: _number(values[i]) for name, values in columns.items()} | self._turn(i) for i in range(len(self))]
-
-    def _turn(self, group: int) -> dict[str, Any]:
-        """The steps that a group takes part in, if not in all."""
-        first, last = int(self.first[group]), int(self.last[group])
-        return {"first": first, "last": last} if first > 0 or last < self.steps else {}
-
-    def _document(self, groups: list[dict[str, Any]], *, merged: bool) -> dict[str, Any]:
-        return {
-            "scheme": self.scheme,
-            "accountant": self.accountant,
-            "steps": self.steps,
-            "batch": _number(self.batch),
-            "clip": self.clip,
-            "noise_multiplier": self.noise_multiplier,
-            "reserve": self.reserve,
-            "options": {key: _number(value) if isinstance(value, float) else value for key, value in self.options.items()},
-            "merged": merged,
-            "groups": groups,
-        }
-
-    def _column(self, name: str) -> Array:
-        found: Array = getattr(self, {"clip": "clips", "noise_multiplier": "noise_multipliers"}.get(name, name))
-        return found.astype(float)
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Plan:
+        """The plan in a JSON document; what it promises is computed and checked again, not believed."""
+        return cls(**document.fields(found))
 
     @cached_property
     def view(self) -> confidential.View:
@@ -257,55 +321,18 @@ class Plan:
     def _shared(self) -> NDArray[np.bool_]:
         """Groups with the exposure of a group of fewer than ten holders: what they spend would tell what it allows."""
         small, found = confidential.are_few(self.holders), np.zeros(len(self), bool)
+        parts = self.parts
         with np.errstate(divide="ignore"):
-            place = np.log(self.noise_multipliers) * 1e6
+            place = np.log(parts.noise_multiplier) * 1e6
         for shift in (0.0, 0.5):  # of two grids one at least has figures in one cell that differ by rounding alone
             cell = np.floor(np.where(np.isfinite(place), place, 0.0) + shift)
-            keys = list(zip(self.rate.tolist(), cell.tolist(), (self.last - self.first).tolist(), strict=True))
+            keys: list[tuple[Any, ...]] = [()] * len(self)
+            columns = (parts.group, parts.rate, cell, parts.inclusion, parts.last - parts.first)
+            for group, *treatment in zip(*(column.tolist() for column in columns), strict=True):
+                keys[group] = (*keys[group], *treatment)
             known = {key for key, is_small in zip(keys, small, strict=True) if is_small}
             found |= np.array([key in known for key in keys], bool)
         return found
-
-    def _shown(self, name: str, values: Array, row: slice) -> Any:
-        if name == "holders":
-            return self.view.people(row)
-        return confidential.to_json(self.view.spent(values, row) if name == "spent" else self.view.value(values, row))
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Plan:
-        """The plan in a JSON document; what it promises is computed and checked again, not believed."""
-        if not isinstance(document, Mapping) or "groups" not in document:
-            raise SartorError("this is not a plan: it has no groups.")
-        if document.get("merged"):
-            raise SartorError(
-                "this document shows groups of fewer than 10 holders merged, so no plan can be read from it; write it with every group "
-                "(sensitive=True, or --all-groups on the command line)."
-            )
-        try:
-            groups = document["groups"]
-            column = {name: [from_json_number(group[name]) for group in groups] for name in _COLUMNS[:_STORED]}
-            steps = _whole(document["steps"], "steps")
-            return cls(
-                scheme=str(document["scheme"]),
-                accountant=check_accountant(document["accountant"]),
-                steps=steps,
-                batch=from_json_number(document["batch"]),
-                clip=from_json_number(document["clip"]),
-                noise_multiplier=from_json_number(document["noise_multiplier"]),
-                epsilon=np.array(column["epsilon"]),
-                delta=np.array(column["delta"]),
-                holders=np.array([_whole(size, "holders") for size in column["holders"]], np.int64),
-                rate=np.array(column["rate"]),
-                clips=np.array(column["clip"]),
-                first=np.array([_whole(group.get("first", 0), "first") for group in groups]),
-                last=np.array([_whole(group.get("last", steps), "last") for group in groups]),
-                reserve=from_json_number(document.get("reserve", 0.0)),
-                options=dict(document.get("options", {})),
-            )
-        except KeyError as error:
-            raise SartorError(f"this is not a plan: {error} is missing.") from None
-        except (TypeError, AttributeError, OverflowError):
-            raise SartorError("this is not a plan: a number is missing or of the wrong type.") from None
 
     def save(self, path: str | os.PathLike[str], *, sensitive: bool = False) -> None:
         """Write the plan as JSON, readable by its owner alone where it is sensitive."""
@@ -318,19 +345,19 @@ class Plan:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan that was saved with every group."""
-        return cls.from_json(read_document(path))
+        return cls.from_json(document.read(path))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented
-        return all(getattr(self, n) == getattr(other, n) for n in (*_SCALARS, "options")) and all(
+        return all(getattr(self, n) == getattr(other, n) for n in (*_SCALARS, "options", "stages")) and all(
             np.array_equal(getattr(self, n), getattr(other, n)) for n in _ARRAYS
         )
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Plan({self.scheme}, {self.accountant}, {self.steps} steps, noise multiplier {self.noise_multiplier:.5g}; {self.view!r})"
+        return f"Plan({self.scheme}, {self.accountant}, {self.steps} steps, {table.noise(self)}; {self.view!r})"
 
     def __str__(self) -> str:
         return table.plain(self)
@@ -342,23 +369,3 @@ class Plan:
 def _rebuilt(fields: dict[str, Any]) -> Plan:
     """A plan from its fields, checked like any other: copies and pickles come back through here."""
     return Plan(**fields)
-
-
-def _whole(value: Any, name: str) -> int:
-    number = from_json_number(value)
-    if not number.is_integer() or abs(number) > 2**53:
-        raise SartorError(f"this is not a plan: {name} must be a whole number.")
-    return int(number)
-
-
-def _number(value: float) -> Any:
-    number = float(value)
-    return int(number) if number.is_integer() and abs(number) < 2**53 else to_json_number(number)
-
-
-def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A JSON document from a file, or one clear error."""
-    document = read_json(path, "the plan")
-    if not isinstance(document, dict):
-        raise SartorError(f"{os.fspath(path)} is not a plan.")
-    return document

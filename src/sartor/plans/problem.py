@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor import confidential
-from sartor.accounting import Accountant
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -33,7 +32,7 @@ class Problem:
     mean_rate: float
     steps: int
     batch: float
-    accountant: Accountant
+    accountant: str
 
     def name(self, group: int) -> str:
         """A group as an error may name it."""

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sartor.accounting import accountants, rdp
 from sartor.accounting.solve import most_steps
 from sartor.errors import Infeasible, SartorError
 from sartor.plans.problem import Parameters, Problem, everyone
@@ -44,15 +45,15 @@ def _noise(problem: Problem, rate: NDArray[np.float64]) -> tuple[float, NDArray[
 
     last: list[tuple[float, NDArray[np.int64]]] = []  # what the tight accountant said last: from there it is not far
 
-    def steps_at(log_noise: float, accountant: Literal["rdp", "pld"]) -> NDArray[np.int64]:
+    def steps_at(log_noise: float, accountant: str) -> NDArray[np.int64]:
         noise = everyone(np.exp(log_noise), rate)
         start = last[-1][1] * np.exp(np.clip(2 * (log_noise - last[-1][0]), -40.0, 40.0)) if last else None
         found = most_steps(problem.epsilon, problem.delta, rate, noise, accountant, start)
-        if accountant == "pld":
+        if accountants.find(accountant).refines:
             last[:] = [(log_noise, found)]
         return np.minimum(found, problem.steps)
 
-    def search(accountant: Literal["rdp", "pld"], start: float, width: float) -> tuple[float, NDArray[np.int64]]:
+    def search(accountant: str, start: float, width: float) -> tuple[float, NDArray[np.int64]]:
         low, high = start, start
         while int(steps_at(high, accountant).sum()) < problem.steps:
             low, high = high, high + width
@@ -73,7 +74,7 @@ def _noise(problem: Problem, rate: NDArray[np.float64]) -> tuple[float, NDArray[
                 low = middle
         return high, steps_at(high, accountant)
 
-    high, steps = search("rdp", 0.0, 1.0)
-    if problem.accountant == "pld":
-        high, steps = search("pld", high, 0.05)
+    high, steps = search(rdp.NAME, 0.0, 1.0)
+    if accountants.find(problem.accountant).refines:
+        high, steps = search(problem.accountant, high, 0.05)
     return high, steps

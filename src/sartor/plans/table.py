@@ -20,11 +20,17 @@ def title(plan: Plan) -> str:
     """What stands above the table."""
     kept = f", {plan.reserve:.0%} of every budget kept in reserve" if plan.reserve else ""
     options = "".join(f", {key} {value:g}" if isinstance(value, float) else f", {key} {value}" for key, value in plan.options.items())
-    if plan.noise_multiplier == 0:
-        noise = "no noise: every record is public" if np.isinf(plan.epsilon).all() else "no noise: these deltas allow it"
+    if not plan.protects:
+        how = "no noise: every record is public" if np.isinf(plan.epsilon).all() else "no noise: these deltas allow it"
     else:
-        noise = f"noise multiplier {plan.noise_multiplier:.5g} on a clip of {plan.clip:g}"
-    return f"{plan.scheme}{options}: {plan.steps:,} steps, expected batch {plan.batch:g}, {noise} ({plan.accountant}{kept})"
+        how = f"{noise(plan)} on a clip of {plan.clip:g}"
+    return f"{plan.scheme}{options}: {plan.steps:,} steps, expected batch {plan.batch:g}, {how} ({plan.accountant}{kept})"
+
+
+def noise(plan: Plan) -> str:
+    """The noise of a plan, or the range of its stages'."""
+    found = sorted({stage.noise_multiplier for stage in plan.stages})
+    return f"noise multiplier {found[0]:.5g}" + (f" to {found[-1]:.5g}" if len(found) > 1 else "")
 
 
 def cells(plan: Plan) -> list[list[str]]:

@@ -32,7 +32,7 @@ class Account:
     @property
     def private(self) -> bool:
         """Whether the run protects anyone: with noise, and with one that cannot be repeated."""
-        return not self.seeded and self.plan.noise_multiplier > 0
+        return not self.seeded and self.plan.protects
 
     def to_json(self) -> dict[str, Any]:
         """This account as a JSON document; groups of fewer than ten holders are merged, and show the most that they allow as spend."""
@@ -42,6 +42,7 @@ class Account:
             "planned_steps": plan.steps,
             "private": self.private,
             "accountant": plan.accountant,
+            "relation": plan.relation.name,
             "groups": [
                 {
                     "epsilon": to_json(view.value(plan.epsilon, row)),

@@ -4,12 +4,14 @@ Tossing a coin for everybody would cost as much as there are holders. Instead ho
 says how many are candidates.
 
 Guarantee: at each step each holder of a group that takes part is drawn with the group's rate, independently of everybody else and of all
-    other steps.
+    other steps; where a stage has coins of inclusion, only if their coin of that stage fell so, which is tossed once.
 Proof: let a bin have n members and let p be their highest rate. It draws a count K from Binomial(n, p), then a set of K distinct members
     uniformly. A set of k members arises with probability C(n, k) p^k (1 - p)^(n - k) / C(n, k) = p^k (1 - p)^(n - k), which is the
     probability under n independent coins at p: the candidates are exactly such coins. Each candidate at rate q is then kept by a coin of
     its own at q / p, and two independent coins that must both fall make one at p * q / p = q. Bins and steps use disjoint randomness
-    (see `stream`), and each holder is in exactly one bin of each step in which their group takes part.
+    (see `stream`), and each holder is in exactly one bin of each step in which their group takes part. Coins of inclusion come from a
+    substream of the stage, in the order of its members, so every step of the stage finds the same ones; a draw leaves out those who were
+    not included, which is the draw among the others.
 Breaks if: the stream is predictable; a batch is drawn again because it was empty, small or large.
 Precision: coins are float64. The candidates' count is NumPy's binomial, right but for rounding of rates at 1e-16 and, for few candidates, a
     tail beyond ten deviations that it cuts off (less than 1e-12 in probability); keeping is rounded down to a multiple of 2^-53.
@@ -26,9 +28,10 @@ from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.immutable import immutable
 from sartor.plans import Plan
+from sartor.plans.stage import Parts
 from sartor.run.stream import Stream
 
-_PURPOSE = "sampling"
+_PURPOSE, _INCLUSION = "sampling", "inclusion"
 # Rates below 2^-60 share one bin: candidates from it are so rare that thinning them costs nothing, and bins stay few.
 _LOWEST_EXPONENT = -60
 
@@ -58,7 +61,7 @@ class Draw:
 
 
 class PoissonSampler:
-    """Draws the holders of each step of a plan, by the plan's rates and windows. It has no state: a draw depends on key and step alone.
+    """Draws the holders of each step of a plan, by the plan's stages. It has no state that matters: a draw depends on key and step alone.
 
     >>> budgets = Budgets.from_groups([(1.0, 600), (2.0, 400)], delta=1e-5)
     >>> import sartor
@@ -70,7 +73,7 @@ class PoissonSampler:
     """
 
     def __init__(self, plan: Plan, budgets: Budgets, stream: Stream) -> None:
-        self._lay_out(plan.groups_of(budgets), plan.rate, plan.clips, plan.first, plan.last, plan.steps, stream)
+        self._lay_out(plan.groups_of(budgets), len(plan), plan.parts, plan.steps, stream)
 
     @classmethod
     def of_groups(
@@ -87,31 +90,26 @@ class PoissonSampler:
 
         For populations too large to hold a budget per holder, and for tests: nothing binds these numbers to a plan.
         """
+        rates = np.asarray(rate, float)
+        groups, once = np.arange(len(rates)), np.ones(len(rates))
+        windows = np.asarray(first, np.int64), np.asarray(last, np.int64)
         sampler = cls.__new__(cls)
-        sampler._lay_out(
-            np.asarray(of_holder),
-            np.asarray(rate, float),
-            np.asarray(clips, float),
-            np.asarray(first, np.int64),
-            np.asarray(last, np.int64),
-            steps,
-            stream,
-        )
+        parts = Parts(0 * groups, groups, *windows, rates, np.asarray(clips, float), inclusion=once, noise_multiplier=once)
+        sampler._lay_out(np.asarray(of_holder), len(rates), parts, steps, stream)
         return sampler
 
-    def _lay_out(
-        self, of_holder: NDArray[np.integer], rate: Array, clips: Array, first: Counts, last: Counts, steps: int, stream: Stream
-    ) -> None:
-        _check(of_holder, rate, clips, first, last, steps)
+    def _lay_out(self, of_holder: NDArray[np.integer], groups: int, parts: Parts, steps: int, stream: Stream) -> None:
+        _check(of_holder, groups, parts, steps)
         self.steps = int(steps)
         self.holders = len(of_holder)
         self._stream = stream
-        self._order, sizes = _by_group(of_holder, len(rate))
+        self._order, sizes = _by_group(of_holder, groups)
         self._depth = (self.steps - 1).bit_length()
         # A window to the end of the run may as well last to the end of the tree, where it is in fewer pieces.
-        until = np.where(last == self.steps, 1 << self._depth, last)
-        self._bins = _Bins.of_groups(sizes, rate, first, until, self._depth)
-        self._clips = clips[self._bins.group]
+        until = np.where(parts.last == self.steps, 1 << self._depth, parts.last)
+        self._bins = _Bins.of_parts(sizes, parts.group, parts.rate, parts.first, until, self._depth)
+        self._clips = parts.clip[self._bins.part]
+        self._coins = _Coins(parts, sizes, stream) if np.any(parts.inclusion < 1) else None
 
     def draw(self, step: int) -> Draw:
         """Who takes part in a step. The same step gives the same draw, and it counts once: never draw until a batch pleases."""
@@ -132,7 +130,11 @@ class PoissonSampler:
         slots = np.searchsorted(bins.end, candidates, side="right")
         kept = 1 - coins.random(len(candidates)) <= bins.keep[slots]
         slots = slots[kept]
-        indices = self._order[candidates[kept] + bins.shift[slots]]
+        places = candidates[kept] + bins.shift[slots]
+        if self._coins is not None:
+            inside = self._coins.included(bins.part[slots], places)
+            slots, places = slots[inside], places[inside]
+        indices = self._order[places]
         ascending = np.argsort(indices)
         return Draw(step, indices[ascending].astype(np.int64), self._clips[slots[ascending]])
 
@@ -145,12 +147,12 @@ class PoissonSampler:
 class _Bins:
     """Holders by when they take part and how likely they are drawn.
 
-    A window of steps is cut into nodes of a tree (see `_nodes`). A slot is a group in one such node; slots of equal node and rates within
-    a factor of two are a bin. All members of all slots, bin after bin, are numbered from 0.
+    A window of steps is cut into nodes of a tree (see `_nodes`). A slot is a part of the plan, a group in a stage, in one such node; slots
+    of equal node and rates within a factor of two are a bin. All members of all slots, bin after bin, are numbered from 0.
     """
 
-    # Per slot: its group, where its numbers end, what leads from them to the holders by group, and the chance that a candidate is kept.
-    group: NDArray[np.intp]
+    # Per slot: its part, where its numbers end, what leads from them to the holders by group, and the chance that a candidate is kept.
+    part: NDArray[np.intp]
     end: Counts
     shift: Counts
     keep: Array
@@ -162,25 +164,26 @@ class _Bins:
     of_node: dict[int, NDArray[np.intp]]
 
     @classmethod
-    def of_groups(cls, sizes: Counts, rate: Array, first: Counts, last: Counts, depth: int) -> _Bins:
-        drawable = np.flatnonzero((rate > 0) & (sizes > 0) & (last > first))
+    def of_parts(cls, sizes: Counts, groups: Counts, rate: Array, first: Counts, last: Counts, depth: int) -> _Bins:
+        drawable = np.flatnonzero((rate > 0) & (sizes[groups] > 0) & (last > first))
         node, place = _nodes(first[drawable], last[drawable], depth)
-        group = drawable[place]
-        exponent = np.maximum(np.frexp(rate[group])[1], _LOWEST_EXPONENT)
-        by_bin = np.lexsort((group, exponent, node))
-        node, group, exponent = node[by_bin], group[by_bin], exponent[by_bin]
+        part = drawable[place]
+        exponent = np.maximum(np.frexp(rate[part])[1], _LOWEST_EXPONENT)
+        by_bin = np.lexsort((groups[part], exponent, node))
+        node, part, exponent = node[by_bin], part[by_bin], exponent[by_bin]
+        group = groups[part]
         differs = np.append(True, (np.diff(node) != 0) | (np.diff(exponent) != 0))
         heads = np.flatnonzero(differs[: len(group)])
         end = np.cumsum(sizes[group])
         begin = end - sizes[group]
         by_group = np.cumsum(sizes) - sizes
-        top = np.maximum.reduceat(rate[group], heads)
+        top = np.maximum.reduceat(rate[part], heads)
         nodes, start, length = np.unique(node[heads], return_index=True, return_counts=True)
         return cls(
-            group=group,
+            part=part,
             end=end,
             shift=by_group[group] - begin,
-            keep=rate[group] / np.repeat(top, np.diff(np.append(heads, len(group)))),
+            keep=rate[part] / np.repeat(top, np.diff(np.append(heads, len(group)))),
             begin=begin[heads],
             count=np.add.reduceat(sizes[group], heads),
             top=top,
@@ -192,6 +195,41 @@ class _Bins:
         leaf = (1 << depth) + step
         path = (leaf >> level for level in range(depth + 1))
         return np.concatenate([np.empty(0, np.intp), *(self.of_node[node] for node in path if node in self.of_node)])
+
+
+class _Coins:
+    """Who takes part in a stage: one coin for each member of a group that has coins there, tossed once, whenever it is looked at.
+
+    Looking at a stage for the first time costs as much as it has members; the coins of one stage are kept.
+    """
+
+    def __init__(self, parts: Parts, sizes: Counts, stream: Stream) -> None:
+        self._parts, self._sizes, self._stream = parts, sizes, stream
+        self._begin = np.cumsum(sizes) - sizes
+        self._kept: tuple[int, NDArray[np.bool_], Counts] = (-1, np.empty(0, bool), np.empty(0, np.int64))
+
+    def included(self, part: NDArray[np.intp], place: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Of members, by their place among everybody in the order of groups, in parts of one stage: whether their coin let them in."""
+        out = np.ones(len(part), bool)
+        if len(part):
+            fell, offset = self._tossed(int(self._parts.stage[part[0]]))
+            tossed = self._parts.inclusion[part] < 1
+            own = part[tossed]
+            member = place[tossed].astype(np.int64) - self._begin[self._parts.group[own]]
+            out[tossed] = fell[offset[own] + member]
+        return out
+
+    def _tossed(self, stage: int) -> tuple[NDArray[np.bool_], Counts]:
+        """The coins of a stage, part after part, and where those of each part begin."""
+        if self._kept[0] == stage:
+            return self._kept[1:]
+        rows = np.flatnonzero((self._parts.stage == stage) & (self._parts.inclusion < 1))
+        sizes = self._sizes[self._parts.group[rows]]
+        offset = np.zeros(len(self._parts.group), np.int64)
+        offset[rows] = np.cumsum(sizes) - sizes
+        coins = self._stream.generator(_INCLUSION, stage).random(int(sizes.sum()))
+        self._kept = (stage, 1 - coins <= np.repeat(self._parts.inclusion[rows], sizes), offset)
+        return self._kept[1:]
 
 
 def _by_group(of_holder: NDArray[np.integer], groups: int) -> tuple[NDArray[np.unsignedinteger], Counts]:
@@ -225,10 +263,10 @@ def _nodes(first: Counts, last: Counts, depth: int) -> tuple[Counts, NDArray[np.
     return np.concatenate(node), np.concatenate(window)
 
 
-def _check(of_holder: NDArray[np.integer], rate: Array, clips: Array, first: Counts, last: Counts, steps: int) -> None:
-    groups = rate.size
+def _check(of_holder: NDArray[np.integer], groups: int, parts: Parts, steps: int) -> None:
+    rate, clips, first, last = parts.rate, parts.clip, parts.first, parts.last
     for name, values in (("rate", rate), ("clip", clips), ("first step", first), ("last step", last)):
-        if values.shape != (groups,):
+        if values.shape != parts.group.shape:
             raise SartorError(f"a sampler needs one {name} for each of its {groups} groups.")
     if of_holder.ndim != 1 or not of_holder.size or of_holder.dtype.kind not in "iu":
         raise SartorError("a sampler needs the group of each holder as a whole number.")

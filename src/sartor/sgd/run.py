@@ -232,7 +232,7 @@ class Run:
     def _noisy(self, sums: dict[str, Tensor], step: int) -> dict[str, Tensor]:
         """The sums plus noise of the plan's deviation, one independent number for each coordinate, over the expected batch."""
         total = sum(value.numel() for value in sums.values())
-        noise = torch.from_numpy(normal(self.stream.generator("noise", step), total, self.plan.noise, self.noise_draws))
+        noise = torch.from_numpy(normal(self.stream.generator("noise", step), total, self.plan.noise_at(step), self.noise_draws))
         found, start = {}, 0
         for name, value in sums.items():
             end = start + value.numel()
