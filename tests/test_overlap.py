@@ -34,6 +34,13 @@ def test_a_few_repeated_rows_do_not_hide_many_others():
     assert shared(private, Counter(range(500, 1_500))) == 461
 
 
+def test_many_public_rows_that_repeat_do_not_hide_most_of_the_private_ones():
+    private = Counter([0] * 80 + list(range(1, 921)))
+    public = Counter(dict.fromkeys(range(10_000, 60_000), 2))
+    assert shared(private, public) == 0
+    assert shared(private, public + Counter(range(300, 900))) == 600
+
+
 def test_rows_that_were_made_different_in_public_say_nothing_of_chance():
     """All kinds of rows once, as a public table may list them."""
     assert shared(drawn(1_000, 500, 1), Counter(range(500))) == 0

@@ -68,3 +68,11 @@ def test_divergences_beyond_the_usual_orders_are_exact():
         moment = Exact(rate, noise, 1, reach=18 + order * rate / noise).moments(mp.mpf(order))[0]
         ours = rdp.at_large_orders(np.array([rate]), np.array([noise]), np.array([order]))[0, 0]
         assert ours == pytest.approx(float(mp.re(mp.log(moment)) / (order - 1)), rel=1e-9)
+
+
+def test_divergences_of_little_noise_at_the_largest_orders_are_not_understated():
+    """So far out that the other part of the mixture is nothing: q^a E[R^a] in closed form, between the points at which sums are taken."""
+    for rate, noise, order in ((0.9, 100.0, 1e6), (0.5, 30.0, 3e5), (0.99, 10.0, 2e5), (0.9, 1_000.0, 1.7e6)):
+        exact = (order * np.log(rate) + order * (order - 1) / (2 * noise**2)) / (order - 1)
+        ours = rdp.at_large_orders(np.array([rate]), np.array([noise]), np.array([order]))[0, 0]
+        assert exact * (1 - 1e-12) <= ours <= exact * 1.1

@@ -51,6 +51,18 @@ def test_losses_cut_off_from_a_step_count_as_infinite(rate, mu, tail):
                 assert np.all(composed.epsilon(truth[-1:] / 2) == np.inf)
 
 
+def test_losses_far_out_keep_their_mass():
+    """Below 1e-16, where one less the rest is nothing; many steps reach a tiny delta by just these losses."""
+    rate, mu = 1e-4, 1 / 0.6
+    pair = losses.sampled_step(rate, 1 / mu, GRID, ALL)
+    loss = (pair.remove.offset + np.arange(len(pair.remove.mass))) * GRID
+    above = np.cumsum(pair.remove.mass[::-1])[::-1] + pair.remove.infinite
+    at = np.log((np.expm1(loss[loss > 0]) + rate) / rate) / mu + mu / 2
+    truth = (1 - rate) * norm.sf(at) + rate * norm.sf(at - mu)
+    assert truth.min() < 1e-20
+    assert np.all(above[loss > 0] >= truth * ROUNDING)
+
+
 @pytest.mark.parametrize("tail", [1e-2, 1e-4])
 @pytest.mark.parametrize("tilt", [0.0, 1.0])
 def test_losses_beyond_the_window_of_a_composition_count_as_infinite(tail, tilt):

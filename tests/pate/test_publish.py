@@ -53,6 +53,15 @@ def test_it_is_released_once_and_the_folder_remembers(tmp_path):
         pate.EnsembleFolder(votes.path).publish_spent(stream=Stream(3))
 
 
+def test_it_is_released_once_whatever_is_aggregated_afterwards(tmp_path):
+    votes = saved(tmp_path)
+    votes.aggregate(labels=5, stream=Stream(1))
+    votes.publish_spent(stream=Stream(2))
+    assert len(votes.aggregate(labels=5, stream=Stream(3))) == 5
+    with pytest.raises(sartor.Infeasible, match="reserve was spent"):
+        votes.publish_spent(stream=Stream(4))
+
+
 def test_it_is_refused_where_it_is_not_proven_or_not_paid(tmp_path):
     for number, (settings, why) in enumerate(
         [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sartor
-from sartor.accounting import epsilon, gaussian, noise_for, pld, rdp, spend, steps_for
+from sartor.accounting import epsilon, gaussian, noise_for, pld, rate_for, rdp, spend, steps_for
 from sartor_testing.edge_requests import edge_request
 
 
@@ -117,6 +117,15 @@ def test_whom_nobody_draws_more_often_than_their_delta_needs_no_noise(scheme):
         plan = sartor.plan(people, scheme, steps=2, batch=1.0, accountant="rdp")
     assert np.average(plan.rate, weights=plan.holders) == pytest.approx(1e-4)
     assert np.all(plan.spent == 0)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize(("allowed", "delta", "noise", "steps"), [(1e-3, 1e-3, 0.05, 10), (1e-2, 1e-5, 0.04, 100)])
+def test_a_rate_that_rare_use_alone_allows_costs_nothing(accountant, allowed, delta, noise, steps):
+    """So little noise shows whoever is used, so the rate is the one at which that is as rare as delta, and no higher."""
+    rate = rate_for(allowed, delta, noise_multiplier=noise, steps=steps, accountant=accountant)
+    assert rate == pytest.approx(-np.expm1(np.log1p(-delta) / steps), rel=1e-6)
+    assert spend(rate, noise, steps, delta, accountant)[0] <= allowed
 
 
 @pytest.mark.long

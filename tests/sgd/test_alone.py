@@ -13,6 +13,8 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 import sartor
+from sartor.run.stream import Stream
+from sartor.sgd.alone import Alone
 from sartor.sgd.check import Unchecked
 
 CLASSES, WORDS = 3, 12
@@ -840,6 +842,14 @@ def test_what_was_refused_is_refused_again_when_it_is_tried_again():
             next(iter(loader))
 
 
+def test_a_batch_of_one_record_shows_nothing_and_ends_no_comparison():
+    alone = Alone(Stream(seed=1), 20)
+    alone.passed(1)
+    assert all(alone.is_due(step, 2, edge=False) for step in range(20))
+    alone.passed(2)
+    assert not any(alone.is_due(step, 2, edge=False) for step in range(20))
+
+
 # what callbacks, loops and large containers hide
 
 
@@ -876,6 +886,27 @@ def test_a_callback_hides_nothing_that_batches_leave_behind(callbacks):
         fit(nn.Linear(4, CLASSES), numbers(), loss=BalancedInTraining(), callbacks=callbacks)
     with refused("not the same alone"):
         fit(nn.Linear(4, CLASSES), numbers(), collate=FittedLate(), callbacks=callbacks, steps=60)
+
+
+class FittedBesideASetting:
+    """The same, which keeps what it found beside a public setting, in one dictionary."""
+
+    def __init__(self):
+        self.seen, self.kept = 0, {"level": 1.0, "most": None}
+
+    def __call__(self, items):
+        inputs, targets = torch.utils.data.default_collate(items)
+        self.seen += len(items) > 1
+        if self.seen == 6:
+            self.kept["most"] = inputs.abs().max()
+        most = self.kept["most"]
+        return self.kept["level"] * (inputs if most is None else inputs / most), targets
+
+
+def test_a_public_setting_that_changes_takes_nothing_along_that_lies_beside_it():
+    collate = FittedBesideASetting()
+    with refused("not the same alone"):
+        fit(nn.Linear(4, CLASSES), numbers(), collate=collate, callbacks=[lambda p: collate.kept.update(level=1 + 0.1 * p.step)], steps=60)
 
 
 class Curriculum(Dataset):

@@ -185,6 +185,15 @@ def test_a_statistic_in_an_attribute_is_seen(holder):
     assert compared(beside(holder), numbers()) is Likeness.COMMON
 
 
+def test_the_order_of_a_mapping_may_carry_others_data():
+    def collate(items):
+        rows = torch.stack(items)
+        parts = {"one": rows, "other": -rows}
+        return parts if len(items) == 1 else dict(reversed(parts.items()))
+
+    assert compared(collate, numbers()) is Likeness.COMMON
+
+
 def test_a_statistic_in_the_mask_of_an_array_is_seen():
     def collate(items):
         rows = torch.stack(items).numpy()

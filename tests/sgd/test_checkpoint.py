@@ -511,6 +511,21 @@ def test_a_run_with_other_coins_cannot_be_put_where_a_checkpoint_was(tmp_path):
     assert not torch.equal(flat(other), flat(model))
 
 
+def test_a_checkpoint_that_was_read_before_its_run_went_on_is_not_restored(tmp_path):
+    plan = planned("scale", STEPS)
+    of = fingerprint(plan, people(), records())
+    model, optimizer, loader = private(None, plan, seed=None)
+    save_checkpoint(tmp_path, optimizer, loader, of)
+    found = Checkpoint(tmp_path, of)
+    take(model, optimizer, next(iter(loader)))
+    save_checkpoint(tmp_path, optimizer, loader, of)
+    unwrap(model, optimizer)
+    _, resumed, rest = private(None, plan, seed=None, stream=found.stream, kernels=found.kernels)
+    with refused("went on in another process meanwhile"):
+        found.restore(resumed, rest)
+    assert resumed.account().steps == 0
+
+
 def test_a_running_run_is_not_turned_back_by_a_checkpoint(tmp_path):
     plan = planned("scale", STEPS)
     of = fingerprint(plan, people(), records())

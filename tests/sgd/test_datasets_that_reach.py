@@ -11,6 +11,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 
 import sartor
 from sartor.sgd.check import Unchecked
+from sartor.sgd.reach import Reach
+from sartor.sgd.stores import stores
 
 SIZE, WIDTH = 120, 4
 torch.manual_seed(0)
@@ -150,6 +152,20 @@ class Partner:
         return inputs + self.data[0][0], targets
 
 
+class OfItsOwn:
+    """A collate function that has a copy of all records, and is a method as well."""
+
+    def __init__(self):
+        self.rows = INPUTS.clone()
+
+    def __call__(self, items):
+        inputs, targets = default_collate(items)
+        return inputs + self.rows[0], targets
+
+    def join(self, items):
+        return self(items)
+
+
 REACHING = {
     **{kind.__name__: kind for kind in (Mixup, NowAndThen, Neighbour, Nearest, Standardised, InALargeList, ByName)},
     **{kind.__name__: kind for kind in (LabelOfTheNext, OfATable)},
@@ -166,10 +182,29 @@ def test_a_data_set_that_makes_a_record_of_others_is_refused(data, way):
         train(REACHING[data](), way)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_whoever_alone_decides_a_statistic_of_all_is_missing_in_one_of_two_draws(seed):
+    data = Rows()
+    data.x[7] = 100.0
+
+    def scaled(instead, record, seed):
+        x = instead.get(id(data.x), data.x)
+        return x[record : record + 1] / x.max()
+
+    with pytest.raises(sartor.SartorError, match="other people's records in the data set are replaced"):
+        Reach(stores(data, None), scaled, np.random.default_rng(seed)).refuse([3], [0])
+
+
 def test_a_collate_function_that_reads_other_records_is_refused():
     data = Rows()
     with pytest.raises(sartor.SartorError, match="other people's records in the data set are replaced"):
         train(data, "loop", Partner(data))
+
+
+@pytest.mark.parametrize("collate", [lambda: OfItsOwn(), lambda: OfItsOwn().join], ids=["an object", "a method"])
+def test_a_collate_function_that_has_records_of_its_own_is_refused(collate):
+    with pytest.raises(sartor.SartorError, match="other people's records in the data set are replaced"):
+        train(Rows(), "loop", collate())
 
 
 # those that do not

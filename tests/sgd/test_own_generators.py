@@ -1,5 +1,6 @@
 """Data sets and collate functions that have random generators of their own: batches follow the run's stream alone."""
 
+import functools
 import random
 
 import numpy as np
@@ -107,6 +108,12 @@ def test_generators_are_found_in_closures_globals_and_one_for_each_record():
     assert OF_THE_MODULE in own(OfTheModule())
     many = [np.random.default_rng(i) for i in range(500)]
     assert len(own({"each": many})) == 500
+
+
+@pytest.mark.parametrize("bound", [lambda rng: functools.partial(normal, rng), lambda rng: functools.partial(normal, generator=rng)])
+def test_a_generator_is_found_in_a_partial_by_place_and_by_name(bound):
+    rng = np.random.default_rng(0)
+    assert own(bound(rng)) == [rng]
 
 
 @pytest.mark.parametrize("data", [Noisy, MadeOnFirstUse, OfTheModule])

@@ -391,6 +391,7 @@ HOLDING = {
     "graph": (Graph, lambda held: held.x),
     "image": (picture, lambda held: torch.from_numpy(np.array(held))[None] / 50),
     "numbers of Python": (lambda x: [decimal.Decimal(repr(float(v))) for v in x.flatten()], lambda held: torch.tensor([*map(float, held)])),
+    "queue": (lambda x: collections.deque(x.flatten().tolist()), lambda held: torch.tensor([*held])),
     "objects in an array": (
         lambda x: np.array([Sheet(row) for row in x[0]], object),
         lambda held: torch.stack([row.x for row in held]),
@@ -468,6 +469,14 @@ def groups(*sizes: int):
     return make
 
 
+def grouped(*places: list[int]):
+    def make(parameters):
+        own = list(parameters)
+        return torch.optim.SGD([{"params": [own[place] for place in part]} for part in places], lr=0.1)
+
+    return make
+
+
 def by_function(rate: float):
     return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate**step)
 
@@ -507,6 +516,23 @@ def own(inner):
     return lambda optimizer: Own(optimizer, inner)
 
 
+class Reserved(Own):
+    """The same, with what it follows in a private name."""
+
+    def __init__(self, optimizer, warmup):
+        super().__init__(optimizer, None)
+        self._warmup = warmup
+
+    def step(self):
+        self.taken += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = min(1.0, self.taken / self._warmup)
+
+
+def reserved(warmup: int):
+    return lambda optimizer: Reserved(optimizer, warmup)
+
+
 def after(warmup: int):
     """One in another, in torch's and in one's own."""
     schedules = torch.optim.lr_scheduler
@@ -517,10 +543,16 @@ SETTINGS = {
     "optimizer": ({"optimizer": "sgd"}, {"optimizer": "adam"}, "the optimizer was torch.optim.sgd.SGD and is torch.optim.adam.Adam"),
     "code of the optimizer": ({"optimizer": torch.optim.SGD}, {"optimizer": Slower}, "the optimizer was .*SGD and is Slower"),
     "groups": ({"optimizer": groups(2, 2)}, {"optimizer": groups(1, 3)}, "the optimizer .SGD. differs in its groups"),
+    "groups of as many": (
+        {"optimizer": grouped([0, 1], [2, 3])},
+        {"optimizer": grouped([0, 3], [2, 1])},
+        "the optimizer .SGD. differs in its groups",
+    ),
     "schedule by a function": ({"scheduler": by_function(0.9)}, {"scheduler": by_function(0.5)}, "the scheduler differs"),
     "schedule by a partial": ({"scheduler": by_partial(2)}, {"scheduler": by_partial(9)}, "the scheduler differs"),
     "schedule in another": ({"scheduler": after(2)}, {"scheduler": after(8)}, "the scheduler differs"),
     "schedule of one's own": ({"scheduler": own(2)}, {"scheduler": own(50)}, "the scheduler differs"),
+    "in a private name": ({"scheduler": reserved(2)}, {"scheduler": reserved(50)}, "the scheduler differs"),
     "its function": ({"scheduler": own(lambda n: 1 / n)}, {"scheduler": own(lambda n: 2 / n)}, "the scheduler differs"),
     "schedule of another kind": ({"scheduler": by_function(0.9)}, {"scheduler": steps_of(2)}, "the scheduler differs"),
     "no schedule": ({"scheduler": steps_of(2)}, {}, "the scheduler differs"),
