@@ -1,4 +1,5 @@
-"""Numbers as files and command lines carry them: JSON has no infinity, so infinity is the string "inf"; lists have commas."""
+"""Numbers as files and command lines carry them: JSON has no infinity, so infinity is the string "inf"; lists have commas. And
+the numbers that no run can go on with."""
 
 from __future__ import annotations
 
@@ -39,3 +40,17 @@ def numbers(text: str, option: str) -> list[float]:
         return [number(part) for part in text.split(",")]
     except ValueError:
         raise SartorError(f'{option} takes numbers separated by commas, not "{text}".') from None
+
+
+def check_seed(seed: int | None) -> None:
+    """Refuse a seed that not every generator takes."""
+    if seed is not None and not 0 <= seed < 2**63:
+        raise SartorError(f"a seed must be 0 or more and below 2^63, not {seed}.")
+
+
+def check_pace(lr: float, momentum: float) -> None:
+    """Refuse a learning rate or a momentum that no training can go on with."""
+    if not (lr > 0 and math.isfinite(lr)):
+        raise SartorError(f"the learning rate must be positive and finite, not {lr}.")
+    if not (momentum >= 0 and math.isfinite(momentum)):
+        raise SartorError(f"the momentum must be 0 or more and finite, not {momentum}.")

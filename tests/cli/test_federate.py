@@ -26,7 +26,7 @@ REFUSED = {
     "--engine": (["--engine", "cloud"], 'an engine is "simulation" or "deployment"'),
     "address": (["--engine", "deployment"], "followed by the address"),
     "stray address": (["127.0.0.1:9092"], "followed by the address"),
-    "both budgets": (["--epsilon", "1", "--budgets", "people.csv"], "say once what clients allow"),
+    "both budgets": (["--epsilon", "1", "--budgets", "people.csv"], "say once what people allow"),
     "share": (["--share", "0.5,0.5"], "--share goes with --epsilon"),
     "policy": (["--policy", "policy.toml"], "it goes with --budgets"),
     "none": (["--scheme", "none", "--epsilon", "1"], "leave out the budgets"),

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sartor import confidential
-from sartor.cli.output import check_seed, print_json, show, working
+from sartor.allowed import Allowed
+from sartor.cli.output import print_json, show, working
 from sartor.errors import Infeasible, SartorError
 from sartor.federated.enrolment import Limits
 from sartor.run.files import write_private, write_public
@@ -35,7 +36,7 @@ _EVALUATIONS = 20
 _WAIT = 600.0  # seconds for all clients to be there
 _RESULT = "sartor-result: "
 _LEDGER, _SETTINGS = "ledger", "settings.json"
-_BUDGETS = {"epsilon": "1,2,3", "share": "0.34,0.43,0.23"}
+_BUDGETS = Allowed(epsilon="1,2,3", share="0.34,0.43,0.23")
 _PATHS = ("data", "budgets", "policy")
 
 
@@ -121,19 +122,13 @@ def federate(
 def _check_together(given: dict[str, Any]) -> None:
     """Refuse options that contradict each other, before anything is read."""
     none = given["scheme"] == "none"
-    check_seed(given["seed"])
     if given["engine"] not in ("simulation", "deployment"):
         raise SartorError(f'an engine is "simulation" or "deployment", not "{given["engine"]}".')
     if (given["engine"] == "deployment") != (given["superlink"] is not None):
         raise SartorError("--engine deployment is followed by the address of a SuperLink, and only that.")
     if given["superlink"] is not None:
         _check_address(given["superlink"])
-    if given["epsilon"] is not None and given["budgets"] is not None:
-        raise SartorError("say once what clients allow: --epsilon or --budgets.")
-    if given["policy"] is not None and given["budgets"] is None:
-        raise SartorError("--policy maps the levels of a file of budgets: it goes with --budgets.")
-    if given["share"] is not None and given["epsilon"] is None:
-        raise SartorError("--share goes with --epsilon.")
+    _allowed(given)
     if none and (given["epsilon"] is not None or given["budgets"] is not None):
         raise SartorError("--scheme none trains without privacy: leave out the budgets.")
     if none and given["adaptive_clip"] is not None:
@@ -165,12 +160,8 @@ def _asked(given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
     from sartor.federated.task import Settings
 
     none = given["scheme"] == "none"
-    if none:
-        people = {"epsilon": "inf", "share": ""}
-    elif given["epsilon"] is not None or given["budgets"] is not None:
-        people = {"epsilon": given["epsilon"] or "", "share": given["share"] or ""}
-    else:
-        people = dict(_BUDGETS)
+    allowed = Allowed(epsilon="inf") if none else _allowed(given).or_else(_BUDGETS)
+    people = {"epsilon": allowed.epsilon or "", "share": allowed.share or ""}
     named = {name: os.path.abspath(given[name]) if given[name] is not None else "" for name in _PATHS}
     plain: dict[str, Any] = {name: given[name] for name in ("dataset", "clients", "split", "delta", "epochs", "batch", "lr")}
     chosen = secrets.randbits(31) if given["seed"] is None else given["seed"]
@@ -191,6 +182,12 @@ def _asked(given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
     }
     options.update({name: given[name] for name in ("mix", "public_rate", "public_clip") if given[name] is not None})
     return settings, options
+
+
+def _allowed(given: dict[str, Any]) -> Allowed:
+    """What the options say that clients allow."""
+    said = {name: given[name] for name in ("epsilon", "share", "delta", "policy", "seed")}
+    return Allowed(**said, file=given["budgets"])
 
 
 def _of_run(folder: Path, settings: Settings, seed: int | None) -> Settings:

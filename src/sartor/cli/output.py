@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sartor.budgets import Budgets, Policy
+from sartor.allowed import Allowed
+from sartor.budgets import Budgets
 from sartor.errors import SartorError
-from sartor.numbers import numbers
 from sartor.run.files import lead_nowhere, same
 
 
@@ -68,12 +68,6 @@ def give_up_printing() -> None:
         lead_nowhere(sys.stdout.fileno())
 
 
-def check_seed(seed: int | None) -> None:
-    """Refuse a seed that not every generator takes."""
-    if seed is not None and not 0 <= seed < 2**63:
-        raise SartorError(f"a seed must be 0 or more and below 2^63, not {seed}.")
-
-
 @contextmanager
 def working(sentence: str) -> Iterator[None]:
     """Shows on stderr, if it is a terminal, that something is going on."""
@@ -118,24 +112,4 @@ def budgets_from(
     seed: int | None,
 ) -> Budgets:
     """Budgets as the options describe them: shares of a number of holders, or a file."""
-    check_seed(seed)
-    if policy is not None and budgets is None:
-        raise SartorError("--policy maps the levels of a file of budgets: it goes with --budgets.")
-    if (budgets is None) == (epsilon is None):
-        raise SartorError("give either --epsilon with --share and --holders, or --budgets with a file.")
-    deltas = None if delta is None else numbers(delta, "--delta")
-    if budgets is not None:
-        if share is not None or holders is not None:
-            raise SartorError("--share and --holders go with --epsilon; a file of budgets says both itself.")
-        if deltas is not None and len(deltas) > 1:
-            raise SartorError("with --budgets, --delta is one number, for the rows that have none of their own.")
-        own = None if policy is None else Policy.from_toml(policy)
-        return Budgets.from_csv(budgets, delta=None if deltas is None else deltas[0], policy=own, reserve=reserve)
-    assert epsilon is not None
-    if holders is None or deltas is None:
-        raise SartorError("--epsilon needs --holders and --delta.")
-    values = numbers(epsilon, "--epsilon")
-    shares = [1.0] if share is None and len(values) == 1 else numbers(share or "", "--share")
-    if len(deltas) not in (1, len(values)):
-        raise SartorError(f"there are {len(values)} epsilons but {len(deltas)} deltas.")
-    return Budgets.from_shares(values, shares, holders=holders, delta=deltas[0] if len(deltas) == 1 else deltas, seed=seed, reserve=reserve)
+    return Allowed(epsilon, share, delta, file=budgets, policy=policy, reserve=reserve, seed=seed).budgets(holders)

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 import sartor
-from sartor.cli.output import budgets_from, print_json, refuse_inputs, say, show, working
+from sartor.allowed import Allowed
+from sartor.cli.output import print_json, refuse_inputs, say, show, working
+from sartor.errors import SartorError
 
 
 def plan(
@@ -40,9 +42,10 @@ def plan(
     """Turn budgets into rates, clips and noise that honour every one of them."""
     if out is not None:
         refuse_inputs(out, budgets, policy)
-    people = budgets_from(
-        epsilon=epsilon, share=share, holders=holders, delta=delta, budgets=budgets, policy=policy, reserve=reserve, seed=seed
-    )
+    allowed = Allowed(epsilon, share, delta, file=budgets, policy=policy, reserve=reserve, seed=seed)
+    if budgets is not None and holders is not None:
+        raise SartorError("--holders goes with --epsilon; a file of budgets says itself who they are.")
+    people = allowed.budgets(holders)
     if deniable:
         people = people.deniable(seed=seed)
     given = {"mix": mix, "max_excess": max_excess, "threshold": threshold, "order": order}

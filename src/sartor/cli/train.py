@@ -10,10 +10,10 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 import sartor
-from sartor.budgets import Budgets, Policy
-from sartor.cli.output import budgets_from, check_seed, initial_weights, print_json, say, show, working
+from sartor.allowed import Allowed
+from sartor.budgets import Budgets
+from sartor.cli.output import initial_weights, print_json, say, show, working
 from sartor.errors import SartorError
-from sartor.numbers import numbers
 
 
 class Defaults(NamedTuple):
@@ -39,8 +39,7 @@ _DEFAULTS = {
     "snli": Defaults(500, 1_024, 1.0, 0.005, "adam"),
 }
 _MODELS = {"digits": "logistic"}  # where a simpler model than the usual one is better under noise
-_BUDGETS = {"epsilon": "1,2,3", "share": "0.34,0.43,0.23"}
-_DELTA = "1e-5"
+_BUDGETS = Allowed(epsilon="1,2,3", share="0.34,0.43,0.23", delta="1e-5")
 _OWN_STEPS = 300
 _SOURCES = ("dataset", "table", "arrays")
 _PATHS = ("data", "table", "test", "schema", "arrays", "budgets", "policy")
@@ -175,7 +174,7 @@ def _listed(value: Any) -> Any:
 def _prepared(settings: dict[str, Any], resumed: Any) -> _Job:
     """Read the data, the budgets and the model, and make the plan; of a run that is continued, budgets and plan as they were."""
     from sartor.models import registry
-    from sartor.sgd.optimizer import check_pace
+    from sartor.numbers import check_pace
 
     _check_together(settings)
     with working("reading the data"):
@@ -216,12 +215,7 @@ def _check_together(settings: dict[str, Any]) -> None:
         strays = [f"--{name.replace('_', '-')}" for name in names if name in settings and source not in settings]
         if strays:
             raise SartorError(f"{strays[0]} goes with --{source}.")
-    ways = [name for name in ("epsilon", "budgets", "budget_column") if name in settings]
-    if len(ways) > 1:
-        raise SartorError(f"say once what people allow: --{' or --'.join(way.replace('_', '-') for way in ways)}.")
-    if "share" in settings and "epsilon" not in settings:
-        raise SartorError("--share goes with --epsilon.")
-    check_seed(settings.get("seed"))
+    _allowed(settings)
 
 
 def _data(settings: dict[str, Any], *, resumed: bool) -> Any:
@@ -229,9 +223,9 @@ def _data(settings: dict[str, Any], *, resumed: bool) -> Any:
 
     if "dataset" in settings:
         return load(settings["dataset"], settings.get("data"))
-    own = None if "delta" not in settings or "," in settings["delta"] else numbers(settings["delta"], "--delta")[0]
+    allowed = _allowed(settings)
     if "arrays" in settings:
-        return read_arrays(settings["arrays"], delta=own)
+        return read_arrays(settings["arrays"], delta=allowed.delta_for_all())
     known: dict[str, Any] = dict(read_schema(settings["schema"])) if "schema" in settings else {}
     known.update({name: settings[name] for name in ("target", "test", "id_column", "budget_column") if name in settings})
     if settings.get("sensitive"):
@@ -239,12 +233,12 @@ def _data(settings: dict[str, Any], *, resumed: bool) -> Any:
     if "target" not in known:
         raise SartorError("--table needs --target, the column to predict.")
     if "budget_column" in known:
-        if "policy" in settings:
-            known["policy"] = Policy.from_toml(settings["policy"])
-        elif own is not None:
-            known["delta"] = own
+        if allowed.policy is not None:
+            known["policy"] = allowed.levels()
+        elif allowed.delta is not None:
+            known["delta"] = allowed.delta_for_all()
     if "budgets" in settings and not resumed:
-        known["budgets"] = _allowed(settings)
+        known["budgets"] = allowed.budgets()
     return read_table(settings["table"], **known)
 
 
@@ -273,26 +267,19 @@ def _budgets(settings: dict[str, Any], data: Any) -> Budgets:
     if "epsilon" not in settings and data.budgets is not None and ("table" in settings or "budgets" not in settings):
         found: Budgets = data.budgets
         return found.with_reserve(reserve)
-    known = dict(settings)
-    if not any(way in settings for way in ("epsilon", "budgets")):
-        if "dataset" not in settings:
-            raise SartorError("say what people allow: --budget-column, --budgets with a file, or --epsilon with --share.")
-        known.update(_BUDGETS)
-    if "epsilon" in known:
-        known.setdefault("delta", _DELTA)
-    people = _allowed(known, holders=len(data.train) if "epsilon" in known else None)
-    if len(people) != len(data.train):
-        counts = f"{len(people)} rows for {len(data.train)} training rows"
-        raise SartorError(f"the file of budgets has {counts}: give one for each, in their order.")
-    if "arrays" in known and "budgets" in known:
+    allowed = _allowed(settings)
+    if not allowed.is_said and "dataset" not in settings:
+        raise SartorError("say what people allow: --budget-column, --budgets with a file, or --epsilon with --share.")
+    people = allowed.or_else(_BUDGETS).budgets(len(data.train))
+    if "arrays" in settings and allowed.file is not None:
         refuse_budget_features(data.train.tensors[0].numpy(), people)
     return people
 
 
-def _allowed(settings: dict[str, Any], holders: int | None = None) -> Budgets:
-    """The budgets that the options describe."""
-    options = {name: settings.get(name) for name in ("epsilon", "share", "delta", "budgets", "policy", "seed")}
-    return budgets_from(**options, holders=holders, reserve=settings.get("reserve", 0.0))
+def _allowed(settings: dict[str, Any]) -> Allowed:
+    """What the options say that people allow."""
+    said = {name: settings.get(name) for name in ("epsilon", "share", "delta", "policy", "seed")}
+    return Allowed(**said, file=settings.get("budgets"), column=settings.get("budget_column"), reserve=settings.get("reserve", 0.0))
 
 
 def _fitted(job: _Job, folder: Any, resume: bool) -> Any:

@@ -17,17 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sartor.budgets import Budgets, Policy
+from sartor.allowed import Allowed
+from sartor.budgets import Budgets
 from sartor.data import Data, load
 from sartor.documents import read_json
 from sartor.errors import SartorError
 from sartor.federated import splits
 from sartor.federated.local import accuracy, train_locally
 from sartor.models import registry
-from sartor.numbers import numbers
+from sartor.numbers import check_seed
 
 DATASETS = ("digits", "fashion-mnist", "mnist")
-_SEEDS = 2**63  # as many as torch can tell apart
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,13 @@ class Settings:
                 raise SartorError(f"--{name} must be 1 or more, not {getattr(self, name)}.")
         if not 0 < self.lr < math.inf:
             raise SartorError(f"--lr must be positive and finite, not {self.lr}.")
-        if not 0 <= self.seed < _SEEDS:
-            raise SartorError(f"a seed must be 0 or more and below 2^63, not {self.seed}.")
+        check_seed(self.seed)
+
+    @property
+    def allowed(self) -> Allowed:
+        """What clients allow."""
+        said = {"file": self.budgets} if self.budgets else {"epsilon": self.epsilon, "share": self.share or None}
+        return Allowed(**said, delta=self.delta, policy=self.policy or None, seed=self.seed)
 
     @classmethod
     def from_json(cls, document: Any) -> Settings:
@@ -139,15 +144,8 @@ class Task:
     @cached_property
     def budgets(self) -> Budgets:
         """The budget of each client, by its number."""
-        given = self.settings
-        deltas = numbers(given.delta, "--delta")
-        if given.budgets:
-            if len(deltas) > 1:
-                raise SartorError("with --budgets, --delta is one number, for the rows that have none of their own.")
-            policy = Policy.from_toml(given.policy) if given.policy else None
-            return Budgets.from_csv(given.budgets, delta=deltas[0], policy=policy, holders=[str(i) for i in range(self.clients)])
-        epsilon, share = numbers(given.epsilon, "--epsilon"), numbers(given.share, "--share") if given.share else [1.0]
-        return Budgets.from_shares(epsilon, share, holders=self.clients, delta=deltas[0] if len(deltas) == 1 else deltas, seed=given.seed)
+        allowed = self.settings.allowed
+        return allowed.budgets(self.clients if allowed.file is None else [str(client) for client in range(self.clients)])
 
     def network(self) -> nn.Module:
         """The first model."""

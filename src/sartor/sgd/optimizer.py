@@ -6,7 +6,6 @@ the gradient from the run, never from autograd.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from sartor.errors import SartorError
+from sartor.numbers import check_pace
 from sartor.run.account import Account
 from sartor.sgd.run import Run
 
@@ -115,14 +115,6 @@ class PrivateOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"PrivateOptimizer({type(self.inner).__name__}, {self.run.account()!r})"
-
-
-def check_pace(lr: float, momentum: float) -> None:
-    """Refuse a learning rate or a momentum that no training can go on with."""
-    if not (lr > 0 and math.isfinite(lr)):
-        raise SartorError(f"the learning rate must be positive and finite, not {lr}.")
-    if not (momentum >= 0 and math.isfinite(momentum)):
-        raise SartorError(f"the momentum must be 0 or more and finite, not {momentum}.")
 
 
 def make(kind: str | Callable[[Any], Optimizer], parameters: Any, *, lr: float, momentum: float) -> Optimizer:
