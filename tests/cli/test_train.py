@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 import sartor
-from sartor.cli.train import _DEFAULTS, _prepared
+from sartor import usual
+from sartor.cli.train import _prepared
 from sartor.data import load
 from sartor.models import registry
 from sartor.sgd import PrivateOptimizer
@@ -216,9 +217,9 @@ def test_a_file_of_settings_gives_what_the_command_line_does_not(run, file, tmp_
 
 
 def test_the_papers_data_sets_have_the_papers_settings():
-    assert _DEFAULTS["mnist"][:4] == (9375, 512, 0.2, 0.6)
-    assert _DEFAULTS["svhn"][:4] == (2146, 1024, 0.9, 0.2)
-    assert _DEFAULTS["cifar10"][:4] == (1465, 1024, 0.4, 0.7)
+    for name, stated in {"mnist": (9375, 512, 0.2, 0.6), "svhn": (2146, 1024, 0.9, 0.2), "cifar10": (1465, 1024, 0.4, 0.7)}.items():
+        found = usual.recipe(name)
+        assert (found.steps, found.batch, found.clip, found.lr) == stated
 
 
 def test_budgets_are_the_papers_unless_said_otherwise():

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 import sartor
-from sartor import SartorError
-from sartor.models import available, build, default_for, from_config
+from sartor import SartorError, usual
+from sartor.models import available, build, from_config
 
 SHAPES = {
     "digits": ((1, 8, 8), 10, None),
@@ -157,8 +157,8 @@ def test_every_data_set_has_a_usual_model_that_fits():
 
     assert set(data_sets()) == set(SHAPES)
     for data in data_sets():
-        assert default_for(data) in available()
-        assert built(default_for(data), data)(batch(data, 2)[0]).shape == (2, SHAPES[data][1])
+        assert usual.recipe(data).model in available()
+        assert built(usual.recipe(data).model, data)(batch(data, 2)[0]).shape == (2, SHAPES[data][1])
 
 
 @pytest.mark.parametrize(

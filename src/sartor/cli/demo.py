@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 import sartor
+from sartor import usual
 from sartor.cli.output import initial_weights, print_json, say, show, working
 from sartor.confidential import text
 from sartor.errors import SartorError
 from sartor.numbers import numbers
 from sartor.run.files import check_place, write_public
 
-_SHARE, _DELTA = (0.34, 0.43, 0.23), 1e-4
-_MODEL = "logistic"
-# The same for all private schemes. Of the learning rates 0.5, 1, 1.4, 2, 2.8, 4 and 5.6 this one is the best for uniform over ten seeds
-# that the demo does not use, so that uniform is not held back by it.
-_STEPS, _BATCH, _CLIP, _LR = 150, 256, 0.5, 2.0
+_SHARE, _DELTA = tuple(numbers(str(usual.ALLOWED.share), "shares")), 1e-4
+# The same for all private schemes. Of the learning rates 0.5, 1, 1.4, 2, 2.8, 4 and 5.6 the usual one is the best for uniform over ten
+# seeds that the demo does not use, so that uniform is not held back by it.
+_RECIPE = replace(usual.recipe("digits"), steps=150)
+_BATCH = int(_RECIPE.batch)
 _PLAIN_LR = 4.0  # the best of 0.25 to 4 without clipping and noise
 _PRIVATE = ("uniform", "sample", "scale")
 
@@ -41,7 +43,7 @@ def demo(
     holders = len(data.train)
     allowed = _allowed(epsilon)
     people = [sartor.Budgets.from_shares(allowed, _SHARE, holders=holders, delta=_DELTA, seed=seed) for seed in range(seeds)]
-    plans = {scheme: sartor.plan(people[0], scheme, steps=_STEPS, batch=_BATCH, clip=_CLIP) for scheme in _PRIVATE}
+    plans = {scheme: sartor.plan(people[0], scheme, steps=_RECIPE.steps, batch=_BATCH, clip=_RECIPE.clip) for scheme in _PRIVATE}
     trials = []
     for scheme in ("none", *_PRIVATE):
         with working(f"training: {scheme}"):
@@ -77,13 +79,13 @@ def _plain(data: Any, seed: int) -> float:
     from sartor.sgd import evaluate
 
     with initial_weights(seed):
-        model = registry.build(_MODEL, shape=data.shape, classes=data.classes)
+        model = registry.build(_RECIPE.model, shape=data.shape, classes=data.classes)
     optimizer = torch.optim.SGD(model.parameters(), lr=_PLAIN_LR)
     inputs, labels = data.train.tensors
     shuffle = np.random.default_rng(seed)
-    epochs = -(-_STEPS // (len(inputs) // _BATCH))
+    epochs = -(-_RECIPE.steps // (len(inputs) // _BATCH))
     order = np.concatenate([shuffle.permutation(len(inputs))[: len(inputs) // _BATCH * _BATCH] for _ in range(epochs)])
-    for step in range(_STEPS):
+    for step in range(_RECIPE.steps):
         rows = torch.from_numpy(order[step * _BATCH : (step + 1) * _BATCH])
         optimizer.zero_grad()
         cross_entropy(model(inputs[rows]), labels[rows]).backward()
@@ -96,8 +98,8 @@ def _private(data: Any, people: sartor.Budgets, plan: sartor.Plan, seed: int) ->
     from sartor.models import registry
 
     with initial_weights(seed):
-        model = registry.build(_MODEL, shape=data.shape, classes=data.classes)
-    result = sartor.fit(model, data.train, people, plan, lr=_LR, public=data.test, seed=seed, progress=False)
+        model = registry.build(_RECIPE.model, shape=data.shape, classes=data.classes)
+    result = sartor.fit(model, data.train, people, plan, lr=_RECIPE.lr, public=data.test, seed=seed, progress=False)
     assert result.accuracy is not None
     return result.accuracy
 
@@ -106,8 +108,8 @@ def _setting(holders: int, seeds: int, allowed: Sequence[float]) -> str:
     groups = ", ".join(f"{share:.0%} allow epsilon {epsilon:g}" for epsilon, share in zip(allowed, _SHARE, strict=True))
     return (
         f"{holders:,} people lend one handwritten digit each; {groups}, all at delta {_DELTA:g} (less than one in {holders:,}). "
-        f"One model ({_MODEL}) is trained in {_STEPS} steps on batches of about {_BATCH}, {seeds} times per scheme, and tried on 360 other "
-        "digits. These runs are seeded so that they can be repeated: they demonstrate, they do not protect."
+        f"One model ({_RECIPE.model}) is trained in {_RECIPE.steps} steps on batches of about {_BATCH}, {seeds} times per scheme, and "
+        "tried on 360 other digits. These runs are seeded so that they can be repeated: they demonstrate, they do not protect."
     )
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sartor import confidential
+from sartor import confidential, usual
 from sartor.allowed import Allowed
 from sartor.cli.output import print_json, show, working
 from sartor.errors import Infeasible, SartorError
@@ -36,19 +36,18 @@ _EVALUATIONS = 20
 _WAIT = 600.0  # seconds for all clients to be there
 _RESULT = "sartor-result: "
 _LEDGER, _SETTINGS = "ledger", "settings.json"
-_BUDGETS = Allowed(epsilon="1,2,3", share="0.34,0.43,0.23")
 _PATHS = ("data", "budgets", "policy")
 
 
 def federate(
     dataset: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
     data: Annotated[str | None, typer.Option(help="Where the data set's files are; otherwise $SARTOR_DATA or data.", metavar="DIR")] = None,
-    clients: Annotated[int, typer.Option(help="Number of clients (writers are as many as there are).")] = 100,
-    per_round: Annotated[float, typer.Option(help="Expected number of clients in a round.")] = 30,
-    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 50,
+    clients: Annotated[int, typer.Option(help="Number of clients (writers are as many as there are).")] = usual.FEDERATION.clients,
+    per_round: Annotated[float, typer.Option(help="Expected number of clients in a round.")] = usual.FEDERATION.per_round,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = usual.FEDERATION.rounds,
     epsilon: Annotated[str | None, typer.Option(help="Epsilon of each group, separated by commas; inf marks public clients.")] = None,
     share: Annotated[str | None, typer.Option(help="Share of the clients in each group, separated by commas.")] = None,
-    delta: Annotated[str, typer.Option(help="Delta, one for all or one per group.")] = "1e-4",
+    delta: Annotated[str, typer.Option(help="Delta, one for all or one per group.")] = usual.FEDERATION.delta,
     budgets: Annotated[str | None, typer.Option(help="CSV of holder,epsilon[,delta] or holder,level by client.", metavar="FILE")] = None,
     policy: Annotated[str | None, typer.Option(help="TOML that maps levels to numbers.", metavar="FILE")] = None,
     floor: Annotated[float, typer.Option(help="Clients with an epsilon below this take no part.")] = Limits.floor,
@@ -60,19 +59,19 @@ def federate(
     public_rate: Annotated[float | None, typer.Option(help="Rate of public clients.")] = None,
     public_clip: Annotated[float | None, typer.Option(help="Clip of public clients.")] = None,
     accountant: Annotated[str, typer.Option(help="pld (tight) or rdp.")] = "pld",
-    clip: Annotated[float, typer.Option(help="Clip norm of an update; its mean, where clips are personal.")] = 1.0,
+    clip: Annotated[float, typer.Option(help="Clip norm of an update; its mean, where clips are personal.")] = usual.FEDERATION.clip,
     adaptive_clip: Annotated[float | None, typer.Option(help="Let the clip follow this quantile of norms.", metavar="QUANTILE")] = None,
     count_noise: Annotated[
         float | None, typer.Option(help="With --adaptive-clip: noise on the count of short updates; otherwise a twentieth of --per-round.")
     ] = None,
-    split: Annotated[str, typer.Option(help="iid, dirichlet:0.3, pachinko:0.1:10 or writer.")] = "iid",
+    split: Annotated[str, typer.Option(help="iid, dirichlet:0.3, pachinko:0.1:10 or writer.")] = usual.FEDERATION.split,
     model: Annotated[str | None, typer.Option(help="Model by name; otherwise the usual one for the data.")] = None,
-    epochs: Annotated[int, typer.Option(help="Epochs of a client in a round.")] = 5,
-    batch: Annotated[int, typer.Option(help="Size of a client's batches.")] = 20,
-    lr: Annotated[float, typer.Option(help="Learning rate of clients.")] = 0.1,
-    server_optimizer: Annotated[str, typer.Option(help="sgd or adam.")] = "sgd",
-    server_lr: Annotated[float, typer.Option(help="Learning rate of the server.")] = 1.0,
-    server_momentum: Annotated[float, typer.Option(help="Momentum of the server's sgd.")] = 0.0,
+    epochs: Annotated[int, typer.Option(help="Epochs of a client in a round.")] = usual.FEDERATION.epochs,
+    batch: Annotated[int, typer.Option(help="Size of a client's batches.")] = usual.FEDERATION.batch,
+    lr: Annotated[float, typer.Option(help="Learning rate of clients.")] = usual.FEDERATION.lr,
+    server_optimizer: Annotated[str, typer.Option(help="sgd or adam.")] = usual.FEDERATION.server_optimizer,
+    server_lr: Annotated[float, typer.Option(help="Learning rate of the server.")] = usual.FEDERATION.server_lr,
+    server_momentum: Annotated[float, typer.Option(help="Momentum of the server's sgd.")] = usual.FEDERATION.server_momentum,
     engine: Annotated[
         str,
         typer.Option(
@@ -160,7 +159,7 @@ def _asked(given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
     from sartor.federated.task import Settings
 
     none = given["scheme"] == "none"
-    allowed = Allowed(epsilon="inf") if none else _allowed(given).or_else(_BUDGETS)
+    allowed = Allowed(epsilon="inf") if none else _allowed(given).or_else(usual.ALLOWED)
     people = {"epsilon": allowed.epsilon or "", "share": allowed.share or ""}
     named = {name: os.path.abspath(given[name]) if given[name] is not None else "" for name in _PATHS}
     plain: dict[str, Any] = {name: given[name] for name in ("dataset", "clients", "split", "delta", "epochs", "batch", "lr")}

@@ -4,43 +4,19 @@ from __future__ import annotations
 
 import inspect
 import os
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 import sartor
+from sartor import usual
 from sartor.allowed import Allowed
 from sartor.budgets import Budgets
 from sartor.cli.output import initial_weights, print_json, say, show, working
 from sartor.errors import SartorError
 
-
-class Defaults(NamedTuple):
-    """What is usual for a data set."""
-
-    steps: int
-    batch: float
-    clip: float
-    lr: float
-    optimizer: str = "sgd"
-
-
-# MNIST, SVHN and CIFAR-10: IDP-SGD, table 5. The others are ours: round figures that train, not tuned to the last point.
-_DEFAULTS = {
-    "mnist": Defaults(9_375, 512, 0.2, 0.6),
-    "svhn": Defaults(2_146, 1_024, 0.9, 0.2),
-    "cifar10": Defaults(1_465, 1_024, 0.4, 0.7),
-    "fashion-mnist": Defaults(9_375, 512, 0.2, 0.6),
-    "digits": Defaults(300, 256, 0.5, 2.0),
-    "adult": Defaults(1_000, 512, 1.0, 1.0),
-    "names": Defaults(600, 256, 1.0, 1.0),
-    "imdb": Defaults(400, 512, 1.0, 0.01, "adam"),
-    "snli": Defaults(500, 1_024, 1.0, 0.005, "adam"),
-}
-_MODELS = {"digits": "logistic"}  # where a simpler model than the usual one is better under noise
-_BUDGETS = Allowed(epsilon="1,2,3", share="0.34,0.43,0.23", delta="1e-5")
-_OWN_STEPS = 300
 _SOURCES = ("dataset", "table", "arrays")
 _PATHS = ("data", "table", "test", "schema", "arrays", "budgets", "policy")
 _LISTS = ("epsilon", "share", "delta")
@@ -174,17 +150,11 @@ def _listed(value: Any) -> Any:
 def _prepared(settings: dict[str, Any], resumed: Any) -> _Job:
     """Read the data, the budgets and the model, and make the plan; of a run that is continued, budgets and plan as they were."""
     from sartor.models import registry
-    from sartor.numbers import check_pace
 
     _check_together(settings)
     with working("reading the data"):
         data = _data(settings, resumed=resumed is not None)
     settings = {**_usual(settings, len(data.train)), **settings}
-    if settings["optimizer"] not in ("sgd", "adam"):
-        raise SartorError(f'there is no optimizer "{settings["optimizer"]}"; there are sgd and adam.')
-    if settings["optimizer"] == "adam" and settings["momentum"]:
-        raise SartorError("--momentum goes with the optimizer sgd; adam has its own.")
-    check_pace(settings["lr"], settings["momentum"])
     with initial_weights(settings.get("seed")):
         model = registry.build(settings["model"], shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
     if resumed is not None:
@@ -244,19 +214,8 @@ def _data(settings: dict[str, Any], *, resumed: bool) -> Any:
 
 def _usual(settings: dict[str, Any], rows: int) -> dict[str, Any]:
     """Settings for what was not said."""
-    from sartor.models import registry
-
-    name = settings.get("dataset", "")
-    usual = _DEFAULTS.get(name) or Defaults(_OWN_STEPS, float(min(512, max(1, rows // 6))), 0.5, 1.0)
-    return {
-        "model": _MODELS.get(name) or registry.default_for(name),
-        "scheme": "scale",
-        "accountant": "pld",
-        **usual._asdict(),
-        **({"lr": 0.01} if settings.get("optimizer") == "adam" and usual.optimizer == "sgd" else {}),
-        "momentum": 0.0,
-        "reserve": 0.0,
-    }
+    known = usual.recipe(settings["dataset"]) if "dataset" in settings else usual.recipe_for(rows)
+    return asdict(known.but({field.name: settings[field.name] for field in fields(known) if field.name in settings}))
 
 
 def _budgets(settings: dict[str, Any], data: Any) -> Budgets:
@@ -270,7 +229,7 @@ def _budgets(settings: dict[str, Any], data: Any) -> Budgets:
     allowed = _allowed(settings)
     if not allowed.is_said and "dataset" not in settings:
         raise SartorError("say what people allow: --budget-column, --budgets with a file, or --epsilon with --share.")
-    people = allowed.or_else(_BUDGETS).budgets(len(data.train))
+    people = allowed.or_else(usual.ALLOWED).budgets(len(data.train))
     if "arrays" in settings and allowed.file is not None:
         refuse_budget_features(data.train.tensors[0].numpy(), people)
     return people

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sartor import usual
 from sartor.allowed import Allowed
 from sartor.budgets import Budgets
 from sartor.data import Data, load
@@ -36,17 +37,17 @@ class Settings:
 
     dataset: str = "digits"
     data: str = ""
-    clients: int = 100
-    split: str = "iid"
-    epsilon: str = field(default="1,2,3", repr=False)  # a small share's budget is not for a log
-    share: str = field(default="0.34,0.43,0.23", repr=False)
-    delta: str = field(default="1e-4", repr=False)
+    clients: int = usual.FEDERATION.clients
+    split: str = usual.FEDERATION.split
+    epsilon: str = field(default=str(usual.ALLOWED.epsilon), repr=False)  # a small share's budget is not for a log
+    share: str = field(default=str(usual.ALLOWED.share), repr=False)
+    delta: str = field(default=usual.FEDERATION.delta, repr=False)
     budgets: str = ""
     policy: str = ""
     model: str = ""
-    epochs: int = 5
-    batch: int = 20
-    lr: float = 0.1
+    epochs: int = usual.FEDERATION.epochs
+    batch: int = usual.FEDERATION.batch
+    lr: float = usual.FEDERATION.lr
     seed: int = 0
     """Of the split, the choice of budgets and the first model; not of coins and noise."""
 
@@ -152,7 +153,7 @@ class Task:
         data = self.data
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.seed)
-            name = self.settings.model or ("logistic" if data.name == "digits" else registry.default_for(data.name))
+            name = self.settings.model or usual.recipe(self.settings.dataset).model
             return registry.build(name, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
 
     def trained(self, client: int, state: dict[str, Tensor], seed: int | None = None) -> dict[str, Tensor]:

@@ -10,6 +10,6 @@ activation works in place. Any other torch module that keeps to this will do as 
 from __future__ import annotations
 
 from sartor.models.hugging_face import from_config
-from sartor.models.registry import available, build, default_for
+from sartor.models.registry import available, build
 
-__all__ = ["available", "build", "default_for", "from_config"]
+__all__ = ["available", "build", "from_config"]

@@ -1,4 +1,4 @@
-"""Models by name, and which one is usual for a data set."""
+"""Models by name; which one is usual for a data set is in `sartor.usual`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,6 @@ _TOKENS: dict[str, Callable[..., nn.Module]] = {
     "char-lstm": text.char_lstm,
     "embedding": text.embedding,
     "transformer": text.transformer,
-}
-_USUAL = {
-    "cifar10": "cifar-cnn",
-    "digits": "digits-cnn",
-    "fashion-mnist": "mnist-cnn",
-    "imdb": "embedding",
-    "mnist": "mnist-cnn",
-    "names": "char-lstm",
-    "snli": "embedding",
-    "svhn": "cifar-cnn",
 }
 
 
@@ -57,13 +47,3 @@ def build(name: str, *, shape: Sequence[int], classes: int, vocabulary: int | No
     if vocabulary is None:
         raise SartorError(f"{name} reads tokens and needs the size of their vocabulary; for numbers choose {', '.join(_DENSE)}.")
     return _TOKENS[name](shape=shape, classes=classes, vocabulary=vocabulary)
-
-
-def default_for(dataset: str) -> str:
-    """The usual model for a data set; logistic regression for tables.
-
-    Example:
-        >>> default_for("mnist"), default_for("adult")
-        ('mnist-cnn', 'logistic')
-    """
-    return _USUAL.get(dataset, "logistic")
