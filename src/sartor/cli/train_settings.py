@@ -1,0 +1,142 @@
+"""What `sartor train` was asked for: one value from the command line and files of settings to the run's folder, and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sartor import usual
+from sartor.allowed import Allowed
+from sartor.cli.options import from_document, over, said
+from sartor.documents import read_toml
+from sartor.errors import SartorError
+
+_PATHS = ("data", "table", "test", "schema", "arrays", "budgets", "policy")
+_LISTS = ("epsilon", "share", "delta")
+_OF_SOURCE = {"dataset": ("data",), "table": ("target", "test", "sensitive", "schema", "id_column", "budget_column"), "arrays": ()}
+_OF_SCHEME = ("mix", "max_excess", "threshold", "order")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """The options of `sartor train`; what was not said is None, and usual or unneeded."""
+
+    dataset: Annotated[str | None, typer.Option(help="digits, mnist, fashion-mnist, cifar10, svhn, adult, names, imdb or snli.")] = None
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Where the data set's files are; otherwise $SARTOR_DATA or data.")] = None
+    table: Annotated[str | None, typer.Option(metavar="FILE", help="A CSV or Parquet table of your own instead, one row per holder.")] = (
+        None
+    )
+    target: Annotated[str | None, typer.Option(help="Table: the column to predict.")] = None
+    test: Annotated[str | None, typer.Option(metavar="FILE", help="Table: public test rows, of others who agreed to that.")] = None
+    sensitive: Annotated[
+        bool,
+        typer.Option("--sensitive", help="Table: hold a fifth out, and write accuracy on it to held-out.json in --out, for you alone."),
+    ] = False
+    schema: Annotated[str | None, typer.Option(metavar="FILE", help="Table: TOML of public bounds, categories and classes.")] = None
+    id_column: Annotated[str | None, typer.Option(help="Table: the column that names the holder.")] = None
+    arrays: Annotated[str | None, typer.Option(metavar="DIR", help="Arrays x_train, y_train, x_test and y_test instead.")] = None
+    model: Annotated[str | None, typer.Option(help="Model by name; otherwise the usual one for the data.")] = None
+    scheme: Annotated[str | None, typer.Option(help="scale (default), sample, hybrid, uniform, exclude or sequential.")] = None
+    # a small share's budget is not for a log
+    epsilon: Annotated[str | None, typer.Option(help="Epsilon of each group, separated by commas; inf marks public records.")] = field(
+        default=None, repr=False
+    )
+    share: Annotated[str | None, typer.Option(help="Share of the holders in each group, separated by commas.")] = field(
+        default=None, repr=False
+    )
+    delta: Annotated[str | None, typer.Option(help="Delta, one for all or one per group.")] = field(default=None, repr=False)
+    budgets: Annotated[str | None, typer.Option(metavar="FILE", help="CSV of holder,epsilon[,delta] or holder,level instead.")] = None
+    budget_column: Annotated[str | None, typer.Option(help="Table: the column of epsilons or levels.")] = None
+    policy: Annotated[str | None, typer.Option(metavar="FILE", help="TOML that maps levels to numbers.")] = None
+    accountant: Annotated[str | None, typer.Option(help="pld (tight, default) or rdp.")] = None
+    steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None
+    batch: Annotated[float | None, typer.Option(help="Expected size of a batch.")] = None
+    clip: Annotated[float | None, typer.Option(help="Clip norm; its mean, where clips are personal.")] = None
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None
+    optimizer: Annotated[str | None, typer.Option(help="sgd or adam.")] = None
+    momentum: Annotated[float | None, typer.Option(help="Momentum of sgd.")] = None
+    mix: Annotated[float | None, typer.Option(help="hybrid: share of sampling, in [0, 1].")] = None
+    max_excess: Annotated[float | None, typer.Option(help="hybrid: as much sampling as this excess allows.")] = None
+    threshold: Annotated[float | None, typer.Option(help="exclude: the smallest epsilon that takes part.")] = None
+    order: Annotated[str | None, typer.Option(help="sequential: strictest-first or open-first.")] = None
+    reserve: Annotated[float | None, typer.Option(help="Share of every budget kept for later releases.")] = None
+    max_physical_batch: Annotated[int | None, typer.Option(help="Most examples in memory at once.")] = None
+    seed: Annotated[int | None, typer.Option(help="For tests: a seeded run can be repeated, and is not private.")] = None
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], name: str) -> TrainSettings:
+        """The settings in a document called `name`, of the types that the options have."""
+        return from_document(cls, {key: _listed(value) if key in _LISTS else value for key, value in document.items()}, name)
+
+    @classmethod
+    def read(cls, path: str) -> TrainSettings:
+        """The settings in a TOML file."""
+        return cls.from_document(read_toml(path, "the settings"), Path(path).name)
+
+    def over(self, below: TrainSettings) -> TrainSettings:
+        """These settings, with those below where nothing was said."""
+        return over(self, below)
+
+    def said(self) -> list[str]:
+        """The options that were given, as the command line has them."""
+        return [_option(name) for name in said(self)]
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other, before anything is read."""
+        sources = [_option(name) for name in _OF_SOURCE if getattr(self, name) is not None]
+        if len(sources) != 1:
+            found = f", not {' and '.join(sources)}" if sources else ""
+            raise SartorError(f"give the data as one of --dataset, --table or --arrays{found}.")
+        strays = [(name, source) for source, names in _OF_SOURCE.items() for name in names if name in said(self)]
+        for name, source in strays:
+            if getattr(self, source) is None:
+                raise SartorError(f"{_option(name)} goes with --{source}.")
+        self.allowed()
+
+    def allowed(self) -> Allowed:
+        """What people allow, said once."""
+        return Allowed(
+            self.epsilon,
+            self.share,
+            self.delta,
+            file=self.budgets,
+            column=self.budget_column,
+            policy=self.policy,
+            reserve=self.reserve or 0.0,
+            seed=self.seed,
+        )
+
+    @property
+    def of_scheme(self) -> dict[str, Any]:
+        """The options that are the scheme's own."""
+        return {name: value for name, value in said(self).items() if name in _OF_SCHEME}
+
+    def recipe(self, rows: int) -> usual.Recipe:
+        """How the model is trained on so many rows: as was said, and otherwise as is usual for the data."""
+        known = usual.recipe_for(rows) if self.dataset is None else usual.recipe(self.dataset)
+        names = {field.name for field in fields(known)}
+        return known.but({name: value for name, value in said(self).items() if name in names})
+
+    def anchored(self) -> TrainSettings:
+        """The same with files and folders that are found from any other folder."""
+        return replace(self, **{name: os.path.abspath(path) for name, path in said(self).items() if name in _PATHS})
+
+    def to_document(self, recipe: usual.Recipe) -> dict[str, Any]:
+        """What a run's folder keeps of them: the recipe in full, and what else was said."""
+        return {**asdict(recipe), **said(self)}
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _listed(value: Any) -> Any:
+    """Numbers may be written as a text with commas, as one number, or as a list."""
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value)
+    return value if isinstance(value, bool | str) else str(value)
