@@ -21,7 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.simulation import run_simulation
 
-from sartor.federated.flower import PrivateFedAvg, private
+from sartor.federated.flower import PrivateFedAvg, StrategySettings, private
 from sartor.federated.task import Settings, task
 
 
@@ -95,7 +95,10 @@ def measured(settings: Settings, rounds: int, repeats: int, epsilon: float, clip
             with tempfile.TemporaryDirectory() as folder:
                 strategies: list[Strategy] = [
                     FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=everyone),
-                    PrivateFedAvg(folder, rounds=rounds, per_round=everyone, min_clients=everyone, wait=300, accountant="rdp", clip=clip),
+                    PrivateFedAvg(
+                        folder,
+                        StrategySettings(rounds=rounds, per_round=everyone, min_clients=everyone, wait=300, accountant="rdp", clip=clip),
+                    ),
                 ]
                 for strategy in strategies[:: 1 if turn % 2 else -1]:
                     clock, plain = Clock(strategy), isinstance(strategy, FedAvg)

@@ -16,8 +16,11 @@ from rich.console import Console
 
 import sartor
 from sartor import Budgets, confidential, federated, pate
+from sartor.allowed import Allowed
 from sartor.cli import main
 from sartor.cli.federate import _conclusion
+from sartor.cli.federate_settings import FederateSettings
+from sartor.cli.train_settings import TrainSettings
 from sartor.federated.task import Settings, Task
 from sartor.report.demonstration import Trial, cells, demonstration_page
 from sartor.report.training import training_page
@@ -192,9 +195,10 @@ def of_run(ledger):
     """What the command prints of a run and puts into its result."""
     account = ledger.account().to_json()
     found = {"accuracy": 0.9, "rounds": ledger.charged, "seconds": 1.0, "private": True, "plan": ledger.plan.to_json(), **account}
-    return json.dumps(found) + _conclusion(found, {"superlink": None, "out": None}, ledger.folder)
+    return json.dumps(found) + _conclusion(found, FederateSettings(), ledger.folder)
 
 
+RARE = {"epsilon": "0.731,8", "share": "0.003,0.997", "delta": "3.7e-7,1e-5"}
 OF_A_FEDERATION = {
     "federated plan: text": lambda ledger: str(ledger.plan),
     "federated plan: repr": lambda ledger: repr(ledger.plan),
@@ -203,7 +207,8 @@ OF_A_FEDERATION = {
     "ledger: account": lambda ledger: str(ledger.account()) + json.dumps(ledger.account().to_json()),
     "client's account: repr": lambda ledger: repr(ledger.client_account("client 0")),
     "command: result and conclusion": of_run,
-    "settings: repr": lambda ledger: repr(Task(Settings(epsilon="0.731,8", share="0.003,0.997", delta="3.7e-7,1e-5"))),
+    "settings: repr": lambda ledger: repr(Task(Settings(**RARE))),
+    "options: repr": lambda ledger: repr((FederateSettings(**RARE), TrainSettings(**RARE), Allowed(**RARE))),
 }
 
 

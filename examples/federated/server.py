@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from sartor.data import load
-from sartor.federated.flower import PrivateFedAvg
+from sartor.federated.flower import PrivateFedAvg, StrategySettings
 from sartor.federated.local import accuracy
 from sartor.models import build
 
@@ -25,7 +25,7 @@ def main(grid: Grid, context: Context) -> None:
         model.load_state_dict(arrays.to_torch_state_dict())
         return MetricRecord({"accuracy": accuracy(model, *digits.test.tensors)})
 
-    strategy = PrivateFedAvg(str(folder), rounds=10, per_round=clients / 2, clip=0.5, min_clients=clients, wait=300)
+    strategy = PrivateFedAvg(str(folder), StrategySettings(rounds=10, per_round=clients / 2, clip=0.5, min_clients=clients, wait=300))
     result = strategy.start(grid, ArrayRecord(model.state_dict()), evaluate_fn=evaluate)
     torch.save(result.arrays.to_torch_state_dict(), folder / "model.pt")
     print(strategy.ledger.account(), flush=True)

@@ -17,8 +17,10 @@ import pytest
 from sartor import federated
 from sartor.cli import federate as command
 from sartor.cli.federate import _conclusion, _keep, _of_run
+from sartor.cli.federate_settings import FederateSettings
 from sartor.errors import NoNoise, SartorError
 from sartor.federated.ledger import Ledger
+from sartor.federated.settings import StrategySettings
 from sartor.federated.task import Settings, Task
 
 REFUSED = {
@@ -103,17 +105,17 @@ def test_several_deltas_are_refused_with_a_file_of_budgets(run, tmp_path):
     assert err == "error: with --budgets, --delta is one number, for the rows that have none of their own.\n"
 
 
-def done(options, noise=1.0):
+def done(rounds, noise=1.0):
     """What an engine gives back."""
-    return {"accuracy": 0.5, "rounds": options["rounds"], "private": bool(noise), "plan": {"noise_multiplier": noise}, "groups": []}
+    return {"accuracy": 0.5, "rounds": rounds, "private": bool(noise), "plan": {"noise_multiplier": noise}, "groups": []}
 
 
 def test_noise_on_the_count_is_an_option(run, monkeypatch):
     seen = []
-    monkeypatch.setattr(command, "_simulated", lambda settings, options, clients, _: seen.append(options) or done(options))
+    monkeypatch.setattr(command, "_simulated", lambda job: seen.append(job.strategy) or done(job.strategy.rounds))
     code, out, err = run("federate", "--adaptive-clip", "0.5", "--count-noise", "3", "--accountant", "rdp", "--json")
     assert (code, err) == (0, "")
-    assert seen[0]["adaptive"] == {"quantile": 0.5, "noise": 3.0}
+    assert seen[0].adaptive == federated.AdaptiveClip(quantile=0.5, noise=3.0)
     assert json.loads(out)["rounds"] == 50
 
 
@@ -158,20 +160,27 @@ def test_a_simulation_on_flower_from_a_folder_with_a_space_in_its_name(tmp_path)
     assert done.stderr.count("\n") == 1
 
 
+def wanted(**settings):
+    """What a small server is asked for."""
+    return StrategySettings(**{"per_round": 5, "accountant": "rdp", **settings})
+
+
 class Strategy:
     """In the place of PrivateFedAvg: it charges rounds, and asks no clients."""
 
-    def __init__(self, folder, *, rounds, seed=None, stop=None, **wanted):
-        self.folder, self.rounds, self.seed, self.stop, self.wanted = folder, rounds, seed, stop, wanted
+    stop = None
 
-    def start(self, grid, arrays, timeout, evaluate_fn):
+    def __init__(self, folder, settings, *, plan=None):
+        self.folder, self.settings, self.plan = folder, settings, plan
+
+    def start(self, grid, arrays, evaluate_fn):
         if Ledger.is_in(self.folder):
             self.ledger = Ledger(self.folder)
         else:
             budgets = grid.budgets
-            made = federated.plan(budgets, rounds=self.rounds, per_round=5, accountant="rdp")
-            keys = [str(i) for i in range(len(budgets))]
-            self.ledger = Ledger.create(self.folder, made, keys, budgets, seeded=self.seed is not None, settings=self.wanted["task"])
+            made = self.plan or self.settings.plan(budgets)
+            keys, seeded = [str(i) for i in range(len(budgets))], self.settings.seed is not None
+            self.ledger = Ledger.create(self.folder, made, keys, budgets, seeded=seeded, settings=self.settings.task)
         try:
             evaluate_fn(0, arrays)
             for number in range(1, self.ledger.left + 1):
@@ -196,7 +205,7 @@ def app(monkeypatch):
 def test_progress_is_told_in_every_round_though_models_are_judged_rarely(app, tmp_path):
     told = []
     made = Task(Settings(clients=20, epsilon="1", share=""))
-    found = app.run(made, made, {"folder": tmp_path / "ledger", "every": 4, "rounds": 6}, told.append)
+    found = app.run(made, made, wanted(rounds=6), str(tmp_path / "ledger"), every=4, report=told.append)
     assert told == [0, 1, 2, 3, 4, 5, 6]
     assert [point["round"] for point in found["history"]] == [0, 4, 6]
     assert found["private"] is True
@@ -206,23 +215,24 @@ def test_progress_is_told_in_every_round_though_models_are_judged_rarely(app, tm
 @pytest.mark.parametrize(("epsilon", "seed"), [("inf", None), ("1", 3)])
 def test_a_run_without_noise_or_with_a_seed_does_not_claim_to_be_private(app, tmp_path, epsilon, seed):
     made = Task(Settings(clients=20, epsilon=epsilon, share=""))
-    found = app.run(made, made, {"folder": tmp_path / "ledger", "rounds": 1, "seed": seed})
+    found = app.run(made, made, wanted(rounds=1, seed=seed), str(tmp_path / "ledger"))
     assert found["private"] is False
     assert json.loads((tmp_path / "ledger" / "result.json").read_text())["private"] is False
-    text = _conclusion({**found, "seconds": 1.0}, {"superlink": None, "out": "run"}, tmp_path)
+    text = _conclusion({**found, "seconds": 1.0}, FederateSettings(out="run"), tmp_path)
     assert "protects nobody" in text
     assert ("No client spent more" in text) == (seed is not None)
 
 
-def test_a_run_that_goes_on_deals_rows_and_budgets_as_when_it_began(app, tmp_path):
+def test_a_run_that_goes_on_deals_rows_and_budgets_as_when_it_began(app, tmp_path, monkeypatch):
     first, later = (
         Settings(clients=20, epsilon="1", share="", seed=seed) for seed in (7, 8)
     )  # without --seed each call draws one of its own
-    options = {"folder": str(tmp_path / "ledger"), "rounds": 4}
+    served = wanted(rounds=4), str(tmp_path / "ledger")
     assert _of_run(tmp_path, first, None) == first
     _keep(tmp_path, first)
-    with pytest.raises(KeyboardInterrupt):
-        app.run(Task(first), Task(first), {**options, "stop": 2})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Strategy, "stop", 2)
+        app.run(Task(first), Task(first), *served)
     assert (tmp_path / "settings.json").stat().st_mode & 0o777 == 0o600
     with Ledger(tmp_path / "ledger") as ledger:  # the server has them as well, as it may be on another machine
         assert ledger.settings == first.to_json()
@@ -231,7 +241,7 @@ def test_a_run_that_goes_on_deals_rows_and_budgets_as_when_it_began(app, tmp_pat
         _of_run(tmp_path, Settings(clients=21, epsilon="1", share="", seed=8), None)
     with pytest.raises(SartorError, match="another seed"):
         _of_run(tmp_path, later, 8)
-    found = app.run(Task(first), Task(first), options.copy())
+    found = app.run(Task(first), Task(first), *served)
     assert found["rounds"] == 4
     assert [point["round"] for point in found["history"]] == [0, 1, 2, 3, 4]  # of both servers
     (tmp_path / "settings.json").unlink()
@@ -256,7 +266,7 @@ def test_a_start_that_failed_binds_nothing(run, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_simulated", failing)
     asked = ["federate", "--accountant", "rdp", "--out", tmp_path / "run", "--json"]
     assert run(*asked, "--clients", "50")[0] == 2
-    monkeypatch.setattr(command, "_simulated", lambda settings, options, *_: seen.append(settings) or done(options))
+    monkeypatch.setattr(command, "_simulated", lambda job: seen.append(job.settings) or done(job.strategy.rounds))
     assert run(*asked, "--clients", "60")[0] == 0
     assert seen[0].clients == 60
     assert Settings.read(tmp_path / "run" / "settings.json") == seen[0]
@@ -298,7 +308,8 @@ def test_a_simulation_is_quiet(app, tmp_path, monkeypatch):
 
     settings = Settings(clients=20, epsilon="1", share="")
     monkeypatch.setattr(flwr.simulation, "run_simulation", simulation)
-    assert app.simulate(settings, {"folder": str(tmp_path), "rounds": 1}, 20)["rounds"] == 1
+    plan = wanted(rounds=1).plan(Task(settings).budgets)
+    assert app.simulate(settings, wanted(rounds=1), str(tmp_path), plan=plan)["rounds"] == 1
     assert said[0][:2] == (False, True)
     assert said[0][2]["log_to_driver"] is False
     assert flower.level == before
@@ -311,7 +322,7 @@ def test_a_simulation_that_leaves_no_result_has_failed(app, tmp_path, monkeypatc
     (tmp_path / "result.json").write_text('{"rounds": 1}')  # of another server
     monkeypatch.setattr(flwr.simulation, "run_simulation", lambda *_, **__: None)
     with pytest.raises(SartorError, match="left no result"):
-        app.simulate(Settings(), {"folder": str(tmp_path)}, 100)
+        app.simulate(Settings(), wanted(rounds=1), str(tmp_path), plan=None)
     assert (tmp_path / "result.json").exists()  # and is not lost by what failed
 
 
@@ -322,7 +333,7 @@ def test_a_run_cut_off_before_its_first_round_can_go_on(app, tmp_path):
     made = federated.plan(budgets, rounds=4, per_round=5, accountant="rdp")
     Ledger.create(tmp_path / "ledger", made, [str(i) for i in range(20)], budgets).close()
     assert _of_run(tmp_path, replace(settings, seed=8), None) == settings
-    assert app.run(Task(settings), Task(settings), {"folder": str(tmp_path / "ledger"), "rounds": 4})["rounds"] == 4
+    assert app.run(Task(settings), Task(settings), wanted(rounds=4), str(tmp_path / "ledger"))["rounds"] == 4
 
 
 @pytest.fixture
@@ -338,7 +349,8 @@ def deployment(monkeypatch):
     def deployed(log):
         monkeypatch.setattr(command.subprocess, "Popen", lambda _, **how: start([sys.executable, "-c", f"print({log!r})"], **how))
         monkeypatch.setattr("sartor.progress.bar", bar)
-        return command._deployed(Settings(), {"rounds": 5}, 3, "127.0.0.1:9093"), told
+        job = command._Job(Settings(), wanted(rounds=5), None, "ledger", every=1)
+        return command._deployed(job, "127.0.0.1:9093"), told
 
     return deployed
 
@@ -356,9 +368,10 @@ def test_a_deployment_without_a_result_has_failed(deployment):
 
 
 def test_the_last_line_says_where_the_run_is(tmp_path):
-    def last(**given):
-        found = {**done({"rounds": 1}), "seconds": 1.0}
-        return _conclusion(found, given, tmp_path / "run" / "ledger").splitlines()[-1]
+    def last(superlink, out):
+        engine = "simulation" if superlink is None else "deployment"
+        asked = FederateSettings(engine=engine, superlink=superlink, out=out)
+        return _conclusion({**done(1), "seconds": 1.0}, asked, tmp_path / "run" / "ledger").splitlines()[-1]
 
     assert last(superlink=None, out=None).startswith("Nothing was kept: --out")
     assert last(superlink=None, out="run") == "The run is in run."

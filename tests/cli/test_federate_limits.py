@@ -15,8 +15,8 @@ def test_the_limits_of_budgets_and_their_defaults_are_in_the_help(run):
 def test_clients_outside_of_the_limits_take_no_part_in_the_commands_plan(run, tmp_path, monkeypatch):
     seen = []
 
-    def started(settings, options, clients, _):
-        seen.append((options, clients))
+    def started(job):
+        seen.append(job)
         return {"accuracy": 0.5, "rounds": 5, "private": True, "plan": {"noise_multiplier": 1.0}, "groups": []}
 
     monkeypatch.setattr(command, "_simulated", started)
@@ -25,10 +25,11 @@ def test_clients_outside_of_the_limits_take_no_part_in_the_commands_plan(run, tm
     asked = ["federate", "--clients", "30", "--per-round", "10", "--rounds", "5", "--budgets", people, "--accountant", "rdp"]
     assert "an epsilon from 0.1 to 100" in run(*asked)[1]
     assert run(*asked, "--floor", "1.5", "--json")[0] == 0
-    (options, clients), (stricter, _) = seen
-    assert (options["min_clients"], stricter["min_clients"], clients) == (29, 19, 30)
-    assert Limits(**options["limits"]) == Limits()
-    assert Limits(**stricter["limits"]) == Limits(floor=1.5)
+    usual, stricter = seen
+    assert (usual.strategy.min_clients, stricter.strategy.min_clients, usual.settings.clients) == (29, 19, 30)
+    assert usual.plan.accounted.holders.sum() == 29
+    assert usual.strategy.limits == Limits()
+    assert stricter.strategy.limits == Limits(floor=1.5)
     code, _, err = run(*asked, "--floor", "50")
     assert (code, len(seen)) == (2, 2)
     assert "no client declared a budget that can be used" in err

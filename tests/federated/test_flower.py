@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 import sartor
 from sartor import federated
 from sartor.errors import Infeasible, SartorError
-from sartor.federated.flower import ACCOUNT, ENROL, PrivateFedAvg, client_mod
+from sartor.federated.flower import ACCOUNT, ENROL, PrivateFedAvg, StrategySettings, client_mod
 from sartor.federated.ledger import Ledger
 from sartor_testing.grids import START, LocalGrid, node, record
 
@@ -48,7 +48,7 @@ def public(count, train=None, **config):
 
 def start(folder, grid, *, rounds=1, per_round=None, num_rounds=None, **options):
     options = {"min_clients": len(grid.nodes), "wait": 0.2, **options}
-    strategy = PrivateFedAvg(str(folder), rounds=rounds, per_round=per_round or len(grid.nodes), **options)
+    strategy = PrivateFedAvg(str(folder), StrategySettings(rounds=rounds, per_round=per_round or len(grid.nodes), **options))
     with pytest.warns(sartor.NoNoise) if not Ledger.is_in(folder) else _nothing():
         result = strategy.start(grid, record(), num_rounds)
     return strategy, {name: array.numpy() for name, array in result.arrays.items()}
@@ -57,7 +57,7 @@ def start(folder, grid, *, rounds=1, per_round=None, num_rounds=None, **options)
 def begun(folder, *, clients, rounds):
     """A run over public clients, enrolled and planned, before its first round."""
     grid = LocalGrid(public(clients))
-    strategy = PrivateFedAvg(str(folder), rounds=rounds, per_round=clients, min_clients=clients, wait=0.2)
+    strategy = PrivateFedAvg(str(folder), StrategySettings(rounds=rounds, per_round=clients, min_clients=clients, wait=0.2))
     with pytest.warns(sartor.NoNoise):
         strategy.begin(grid, record())
     return grid, strategy
@@ -176,7 +176,7 @@ def test_a_client_that_comes_back_allowing_less_is_not_asked_any_more_and_gets_i
     assert sorted(message.metadata.dst_node_id for message in grid.sent) == [10, 12, 77]
     strategy.ledger.close()
     grid.gone = {77}  # the old node again, which says what it said before
-    again = PrivateFedAvg(str(tmp_path), rounds=3, per_round=3, min_clients=2, wait=0.2)
+    again = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=3, per_round=3, min_clients=2, wait=0.2))
     again.begin(grid, record())
     messages = again.configure_train(1, record(), ConfigRecord(), grid)
     assert sorted(message.metadata.dst_node_id for message in messages) == [10, 12]
@@ -187,8 +187,8 @@ def test_no_round_is_charged_while_nobody_is_there(tmp_path):
     grid = LocalGrid(public(3))
     start(tmp_path, grid, rounds=4, num_rounds=1)
     with pytest.raises(SartorError, match="none of the run's clients is there"):
-        PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=0.1).start(LocalGrid({}), record())
-    again = PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=0.1)
+        PrivateFedAvg(str(tmp_path), StrategySettings(rounds=4, per_round=3, min_clients=3, wait=0.1)).start(LocalGrid({}), record())
+    again = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=4, per_round=3, min_clients=3, wait=0.1))
     again.begin(grid, record())
     grid.gone = {10, 11, 12}
     with pytest.raises(SartorError, match="none of the run's clients is there"):
@@ -212,7 +212,9 @@ def test_a_client_that_has_withdrawn_is_nobody_to_ask(tmp_path):
 def test_a_model_that_is_no_longer_finite_spends_no_further_rounds(tmp_path):
     grid = LocalGrid(public(3, moves((3e38, 0, 0))))
     with pytest.warns(sartor.NoNoise), pytest.raises(SartorError, match="no longer finite"), np.errstate(over="ignore"):
-        PrivateFedAvg(str(tmp_path), rounds=6, per_round=3, min_clients=3, wait=0.2, clip=1e300, lr=10.0).start(grid, record())
+        PrivateFedAvg(str(tmp_path), StrategySettings(rounds=6, per_round=3, min_clients=3, wait=0.2, clip=1e300, lr=10.0)).start(
+            grid, record()
+        )
     with Ledger(tmp_path) as ledger:
         assert ledger.charged == 1
 
@@ -223,7 +225,7 @@ def test_a_model_that_is_no_longer_finite_spends_no_further_rounds(tmp_path):
         ({"optimizer": "adam"}, "server's name"),
         ({"lr": 0.001}, "server's lr"),
         ({"momentum": 0.5}, "server's momentum"),
-        ({"public_rate": 0.5}, "public_rate"),
+        ({"options": {"public_rate": 0.5}}, "public_rate"),
         ({"delta": 1e-9}, "delta"),
         ({"policy": sartor.Policy({"open": 8.0}, delta=1e-5)}, "policy"),
         ({"adaptive": federated.AdaptiveClip()}, "adaptive"),
@@ -254,7 +256,7 @@ def test_a_run_goes_on_with_its_own_model_alone(tmp_path, arrays):
     grid = LocalGrid(public(3))
     start(tmp_path, grid, rounds=4, num_rounds=1)
     with pytest.raises(SartorError, match=r"other settings \(arrays\)"):
-        PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=0.2).start(grid, record(arrays))
+        PrivateFedAvg(str(tmp_path), StrategySettings(rounds=4, per_round=3, min_clients=3, wait=0.2)).start(grid, record(arrays))
 
 
 def test_a_state_without_a_clip_is_refused_before_anything_is_charged(tmp_path):
@@ -277,7 +279,7 @@ def test_masks_do_not_keep_a_client_from_contributing(tmp_path):
 
     grid = LocalGrid(public(2, train))
     with pytest.warns(sartor.NoNoise):
-        result = PrivateFedAvg(str(tmp_path), rounds=1, per_round=2, min_clients=2, wait=0.2).start(grid, record(begin))
+        result = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=1, per_round=2, min_clients=2, wait=0.2)).start(grid, record(begin))
     assert result.arrays["vector"].numpy() == pytest.approx(np.full(3, 0.1))
     assert result.arrays["mask"].numpy().tolist() == [True, False]
 
@@ -348,7 +350,7 @@ def test_a_node_that_is_silent_is_asked_ever_more_rarely(tmp_path):
     grid.nodes[90] = node(9, moves(), epsilon="inf", delta=1e-3)
     grid.down.add(90)
     with pytest.warns(sartor.NoNoise):
-        PrivateFedAvg(str(tmp_path), rounds=40, per_round=3, min_clients=3, wait=0.2).start(grid, record())
+        PrivateFedAvg(str(tmp_path), StrategySettings(rounds=40, per_round=3, min_clients=3, wait=0.2)).start(grid, record())
     assert 4 <= sum(message.metadata.dst_node_id == 90 for message in grid.sent) <= 8
 
 
@@ -356,7 +358,7 @@ def test_a_client_that_was_busy_when_the_server_came_back_takes_part_again(tmp_p
     grid = LocalGrid(public(3))
     start(tmp_path, grid, rounds=12, num_rounds=1)
     grid.down = {11, 12}
-    again = PrivateFedAvg(str(tmp_path), rounds=12, per_round=3, wait=0.2)
+    again = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=12, per_round=3, wait=0.2))
     again.begin(grid, record())
     asked = []
     for number in range(11):
@@ -413,7 +415,7 @@ def test_a_client_may_withdraw_while_a_server_comes_back_and_all_may(tmp_path, m
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("the server waits, though nobody who may be asked is missing"))
     for number in range(3):
         grid.nodes[10 + number] = node(number, moves(), epsilon=0.5, delta=1e-3)
-        again = PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=5.0)
+        again = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=4, per_round=3, min_clients=3, wait=5.0))
         if number < 2:
             again.begin(grid, record())
             assert len(again.ledger.withdrawn) == number + 1
@@ -436,21 +438,21 @@ def test_a_server_that_comes_back_waits_for_its_clients(tmp_path):
         return listed()
 
     grid.get_node_ids = slowly
-    again = PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=10.0)
+    again = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=4, per_round=3, min_clients=3, wait=10.0))
     again.begin(grid, record())
     messages = again.configure_train(1, record(), ConfigRecord(), grid)
     assert {message.metadata.dst_node_id for message in messages} == {10, 11, 12}
     again.ledger.close()
     grid.gone = {12}  # and goes on without one that stays away
     grid.get_node_ids = listed
-    again = PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=0.2)
+    again = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=4, per_round=3, min_clients=3, wait=0.2))
     again.start(grid, record())
     assert again.ledger.charged == 4
 
 
 def test_a_run_that_is_over_gives_its_model_with_nobody_there(tmp_path):
     start(tmp_path, LocalGrid(public(3)), rounds=2)
-    result = PrivateFedAvg(str(tmp_path), rounds=2, per_round=3, min_clients=3, wait=0.1).start(LocalGrid({}), record())
+    result = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=2, per_round=3, min_clients=3, wait=0.1)).start(LocalGrid({}), record())
     assert result.arrays["vector"].numpy()[0] == pytest.approx(2.0)
 
 
@@ -465,7 +467,7 @@ def test_enrolment_waits_for_somebody_who_declares(tmp_path):
         return listed()
 
     grid.get_node_ids = later
-    strategy = PrivateFedAvg(str(tmp_path), rounds=1, per_round=1, min_clients=1, wait=10.0)
+    strategy = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=1, per_round=1, min_clients=1, wait=10.0))
     with pytest.warns(sartor.NoNoise):
         strategy.start(grid, record())
     assert strategy.ledger.keys == ("key 2",)
@@ -473,7 +475,7 @@ def test_enrolment_waits_for_somebody_who_declares(tmp_path):
 
 def test_a_strategy_that_is_used_again_remembers_nobody(tmp_path):
     grid = LocalGrid({10: node(0, moves(), epsilon="much"), 11: node(1, moves(), epsilon="inf", delta=1e-3)})
-    strategy = PrivateFedAvg(str(tmp_path), rounds=2, per_round=2, min_clients=2, wait=0.2)
+    strategy = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=2, per_round=2, min_clients=2, wait=0.2))
     with pytest.raises(SartorError, match="1 clients with budgets"):
         strategy.start(grid, record())
     grid.nodes[10] = node(0, moves(), epsilon="inf", delta=1e-3)  # it corrects itself
@@ -503,7 +505,7 @@ def test_a_round_is_on_the_disk_before_anyone_is_drawn(tmp_path, monkeypatch):
 
 def test_clients_are_sent_their_accounts_also_when_a_run_is_cut_off(tmp_path):
     grid = LocalGrid(public(3))
-    strategy = PrivateFedAvg(str(tmp_path), rounds=4, per_round=3, min_clients=3, wait=0.2)
+    strategy = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=4, per_round=3, min_clients=3, wait=0.2))
 
     def evaluate(number, arrays):
         if number == 2:
@@ -519,7 +521,7 @@ def test_a_folder_is_free_again_after_an_error(tmp_path):
     grid = LocalGrid(public(3))
     start(tmp_path, grid, rounds=2, num_rounds=1)
     with pytest.raises(SartorError, match="cannot continue a private run"):
-        PrivateFedAvg(str(tmp_path), rounds=2, per_round=3, wait=0.2, seed=1).start(grid, record())
+        PrivateFedAvg(str(tmp_path), StrategySettings(rounds=2, per_round=3, wait=0.2, seed=1)).start(grid, record())
     Ledger(tmp_path).close()
 
 
@@ -530,8 +532,8 @@ def test_a_round_is_charged_before_anyone_is_asked(tmp_path):
     assert json.loads((tmp_path / "rounds.json").read_text())["charged"] == 1
     strategy.ledger.close()  # as a crash would; the round is never run again
     with pytest.raises(SartorError, match="other settings"):
-        PrivateFedAvg(str(tmp_path), rounds=99, per_round=99, wait=0.2).start(grid, record())
-    again = PrivateFedAvg(str(tmp_path), rounds=3, per_round=3, wait=0.2)
+        PrivateFedAvg(str(tmp_path), StrategySettings(rounds=99, per_round=99, wait=0.2)).start(grid, record())
+    again = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=3, per_round=3, wait=0.2))
     result = again.start(grid, record())
     assert again.ledger.charged == 3
     assert result.arrays["vector"].numpy()[0] == pytest.approx(2.0)
@@ -552,7 +554,9 @@ def test_clients_declare_budgets_and_get_their_own_account(tmp_path):
     levels = sartor.Policy({"strict": 1.0, "open": 3.0}, delta=1e-3)
     nodes = {i: node(i, moves(), **({"privacy-level": "strict" if i % 2 else "open"} if i < 18 else {})) for i in range(20)}
     grid = LocalGrid(nodes)
-    strategy = PrivateFedAvg(str(tmp_path), rounds=5, per_round=10, min_clients=20, wait=0.2, policy=levels, accountant="rdp")
+    strategy = PrivateFedAvg(
+        str(tmp_path), StrategySettings(rounds=5, per_round=10, min_clients=20, wait=0.2, policy=levels, accountant="rdp")
+    )
     strategy.start(grid, record())
     for number, (_, context) in nodes.items():
         account = dict(context.state.config_records["sartor-account"])
@@ -567,8 +571,8 @@ def test_nodes_that_do_not_declare_are_refused_where_that_was_asked(tmp_path):
     nodes = {i: node(i, moves(), **({"epsilon": 2.0, "delta": 1e-3} if i < 12 else {})) for i in range(15)}
     options = {"rounds": 2, "per_round": 5, "wait": 0.2, "undeclared": "refuse", "accountant": "rdp"}
     with pytest.raises(SartorError, match=r"12 clients with budgets .* 13 are needed; fewer than 10 more declared no budget"):
-        PrivateFedAvg(str(tmp_path), min_clients=13, **options).start(LocalGrid(nodes), record())
-    strategy = PrivateFedAvg(str(tmp_path), min_clients=12, **options)
+        PrivateFedAvg(str(tmp_path), StrategySettings(min_clients=13, **options)).start(LocalGrid(nodes), record())
+    strategy = PrivateFedAvg(str(tmp_path), StrategySettings(min_clients=12, **options))
     strategy.start(LocalGrid(nodes), record())
     assert len(strategy.ledger.keys) == 12
 
@@ -578,7 +582,9 @@ def test_two_nodes_that_disagree_under_one_key_take_no_part(tmp_path):
     nodes[50] = node(3, moves(), epsilon=80.0, delta=1e-3)  # somebody claims to be client 3
     nodes[51] = node(4, moves(), epsilon=2.0, delta=1e-3)  # and client 4 has two nodes
     grid = LocalGrid(nodes)
-    strategy = PrivateFedAvg(str(tmp_path), rounds=2, per_round=11, min_clients=11, wait=0.2, scheme="uniform", accountant="rdp")
+    strategy = PrivateFedAvg(
+        str(tmp_path), StrategySettings(rounds=2, per_round=11, min_clients=11, wait=0.2, scheme="uniform", accountant="rdp")
+    )
     strategy.start(grid, record())
     assert len(strategy.ledger.keys) == 11
     assert strategy.ledger.client("key 3") is None
@@ -590,10 +596,14 @@ def test_two_nodes_that_disagree_under_one_key_take_no_part(tmp_path):
 def test_too_few_clients_and_impossible_plans_stop_before_anything_is_written(tmp_path):
     nodes = {i: node(i, moves(), epsilon=1.0, delta=1e-3) for i in range(12)}
     with pytest.raises(SartorError, match="12 clients with budgets have answered"):
-        PrivateFedAvg(str(tmp_path / "a"), rounds=2, per_round=5, min_clients=13, wait=0.1).start(LocalGrid(nodes), record())
+        PrivateFedAvg(str(tmp_path / "a"), StrategySettings(rounds=2, per_round=5, min_clients=13, wait=0.1)).start(
+            LocalGrid(nodes), record()
+        )
     adaptive = federated.AdaptiveClip(noise=0.01)
     with pytest.raises(Infeasible):
-        PrivateFedAvg(str(tmp_path / "b"), rounds=2, per_round=5, min_clients=12, adaptive=adaptive).start(LocalGrid(nodes), record())
+        PrivateFedAvg(str(tmp_path / "b"), StrategySettings(rounds=2, per_round=5, min_clients=12, adaptive=adaptive)).start(
+            LocalGrid(nodes), record()
+        )
     assert not Ledger.is_in(tmp_path / "a")
     assert not Ledger.is_in(tmp_path / "b")
 
@@ -615,7 +625,7 @@ def test_metrics_stay_with_the_client_and_evaluation_is_empty():
 
 def test_nobody_who_was_drawn_is_logged_or_returned(tmp_path, caplog, capfd):
     nodes = {4_242_000 + i: node(i, moves(), epsilon=3.0, delta=1e-3) for i in range(30)}
-    strategy = PrivateFedAvg(str(tmp_path), rounds=3, per_round=10, min_clients=30, wait=0.2, accountant="rdp")
+    strategy = PrivateFedAvg(str(tmp_path), StrategySettings(rounds=3, per_round=10, min_clients=30, wait=0.2, accountant="rdp"))
     with caplog.at_level(logging.DEBUG):
         result = strategy.start(LocalGrid(nodes), record())
     out, err = capfd.readouterr()
@@ -626,9 +636,9 @@ def test_nobody_who_was_drawn_is_logged_or_returned(tmp_path, caplog, capfd):
 def test_a_seed_is_marked_and_cannot_continue_a_private_run(tmp_path):
     nodes = {i: node(i, moves(), epsilon=3.0, delta=1e-3) for i in range(12)}
     options = {"rounds": 3, "per_round": 5, "min_clients": 12, "wait": 0.2, "accountant": "rdp"}
-    seeded = PrivateFedAvg(str(tmp_path / "seeded"), seed=1, **options)
+    seeded = PrivateFedAvg(str(tmp_path / "seeded"), StrategySettings(seed=1, **options))
     seeded.start(LocalGrid(nodes), record())
     assert not seeded.ledger.client_account("key 1").private
-    PrivateFedAvg(str(tmp_path / "private"), **options).start(LocalGrid(nodes), record(), 1)
+    PrivateFedAvg(str(tmp_path / "private"), StrategySettings(**options)).start(LocalGrid(nodes), record(), 1)
     with pytest.raises(SartorError, match="cannot continue a private run"):
-        PrivateFedAvg(str(tmp_path / "private"), seed=1, **options).start(LocalGrid(nodes), record())
+        PrivateFedAvg(str(tmp_path / "private"), StrategySettings(seed=1, **options)).start(LocalGrid(nodes), record())

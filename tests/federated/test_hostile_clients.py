@@ -17,7 +17,7 @@ import sartor
 from sartor.errors import SartorError
 from sartor.federated import Limits, Malformed, ServerOptimizer, enrol, update_of
 from sartor.federated.client import ACCOUNT, REFUSED, private
-from sartor.federated.flower import PrivateFedAvg
+from sartor.federated.flower import PrivateFedAvg, StrategySettings
 from sartor.federated.ledger import Ledger
 
 pytestmark = pytest.mark.filterwarnings("ignore::sartor.errors.NoNoise")
@@ -80,7 +80,7 @@ def declares(said, count=12):
 
 def server(folder, **options):
     how = {"rounds": 3, "per_round": 6, "min_clients": 12, "wait": 0.2, "accountant": "rdp", **options}
-    return PrivateFedAvg(str(folder), **how)
+    return PrivateFedAvg(str(folder), StrategySettings(**how))
 
 
 @pytest.mark.parametrize("said", EXTREME)
@@ -226,7 +226,7 @@ def answers(order, names=None):
 def one_round(folder, grid, arrays=ARRAYS, **options):
     """The model after a further round of a server on this folder."""
     how = {"rounds": 4, "per_round": len(grid.apps), "min_clients": len(grid.apps), "wait": 0.2, **options}
-    strategy = PrivateFedAvg(str(folder), **how)
+    strategy = PrivateFedAvg(str(folder), StrategySettings(**how))
     strategy.begin(grid, record(arrays))
     try:
         messages = list(strategy.configure_train(1, record({}), ConfigRecord(), grid))

@@ -9,8 +9,11 @@ from scipy import stats
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'sartor[federated]'")
 
 
-from sartor import federated
-from sartor_testing.grids import LocalGrid, adds, ask, clients, drop_outs_are_charged, node, run, serving
+from sartor import Budgets, federated
+from sartor.errors import SartorError
+from sartor.federated.flower import PrivateFedAvg, StrategySettings
+from sartor.federated.ledger import Ledger
+from sartor_testing.grids import LocalGrid, adds, ask, clients, drop_outs_are_charged, node, record, run, serving
 
 pytestmark = [pytest.mark.filterwarnings("ignore::sartor.errors.NoNoise"), pytest.mark.usefixtures("identity")]
 
@@ -166,3 +169,24 @@ def test_each_client_is_clipped_at_the_share_of_its_own_group(tmp_path):
 
 def test_drop_outs_are_charged(tmp_path):
     assert drop_outs_are_charged(tmp_path)
+
+
+def test_a_plan_that_was_made_before_is_the_one_that_runs(tmp_path, monkeypatch):
+    epsilons = [1.0, 2.0] * 6
+    settings = StrategySettings(rounds=2, per_round=4, min_clients=12, wait=0.5, accountant="rdp")
+    made = settings.plan(Budgets(epsilons, delta=1e-3))
+    grid = LocalGrid(clients(epsilons))
+    monkeypatch.setattr("sartor.federated.settings.plan", lambda *_, **__: pytest.fail("planned again"))
+    strategy = PrivateFedAvg(str(tmp_path), settings, plan=made)
+    strategy.begin(grid, record({"bias": np.zeros(1)}))
+    with strategy.ledger as ledger:
+        assert ledger.plan.record() == made.record()
+
+
+def test_a_plan_over_others_is_refused_before_anything_is_kept(tmp_path):
+    settings = StrategySettings(rounds=2, per_round=4, min_clients=12, wait=0.5, accountant="rdp")
+    made = settings.plan(Budgets([1.0, 2.0] * 6, delta=1e-3))
+    for epsilons in ([1.0] * 6 + [1.9] * 6, [1.0] * 7 + [2.0] * 5):
+        with pytest.raises(SartorError, match="not the budgets that the plan was made for"):
+            PrivateFedAvg(str(tmp_path), settings, plan=made).begin(LocalGrid(clients(epsilons)), record({"bias": np.zeros(1)}))
+    assert not Ledger.is_in(tmp_path)

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from sartor.federated.flower import PrivateFedAvg, private
+from sartor.federated.flower import PrivateFedAvg, StrategySettings, private
 from sartor.federated.ledger import Ledger
 
 START = {"vector": np.zeros(3, np.float32), "scalar": np.zeros((), np.float32), "seen": np.array(0, np.int64)}
@@ -75,7 +75,7 @@ def clients(epsilons, train=None):
 @contextmanager
 def serving(folder, grid, model, **options):
     """A server on a folder, enrolled and planned or as it was left, until it stops."""
-    strategy = PrivateFedAvg(str(folder), **{"min_clients": len(grid.nodes), "wait": 0.5, "accountant": "rdp", **options})
+    strategy = PrivateFedAvg(str(folder), StrategySettings(**{"min_clients": len(grid.nodes), "wait": 0.5, "accountant": "rdp", **options}))
     strategy.begin(grid, record(model))
     try:
         yield strategy

@@ -25,9 +25,9 @@ import torch
 from safetensors.torch import save
 
 from sartor.errors import LargeDelta, NoNoise, RarelyUsed, SartorError
-from sartor.federated.enrolment import Limits
 from sartor.federated.flower import PrivateFedAvg, private
-from sartor.federated.plan import AdaptiveClip
+from sartor.federated.plan import FederatedPlan
+from sartor.federated.settings import StrategySettings
 from sartor.federated.task import Settings, Task, task
 from sartor.run.files import write_public
 
@@ -39,6 +39,7 @@ except ImportError as error:
     raise ImportError("federated learning on Flower needs flwr: pip install 'sartor[federated]'.") from error
 
 RESULT, HISTORY = "result.json", "history.json"
+ANNOUNCED = "sartor-result: "  # what the result follows in a log
 Report = Callable[[int], None]
 
 
@@ -63,37 +64,37 @@ def client_app(settings: Settings | None = None) -> ClientApp:
     return private(app, epsilon=epsilon, delta=delta)
 
 
-def server_app(
-    settings: Settings | None = None,
-    wanted: dict[str, Any] | None = None,
-    report: Report | None = None,
-    found: list[dict[str, Any]] | None = None,
-) -> ServerApp:
-    """The server of a task: enrols, trains, leaves `result.json` in its folder, and adds it to `found`."""
+def server_app(serve: Callable[[Grid, Context], None]) -> ServerApp:
+    """A server that does this when it starts."""
     app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        made = settings or _settings(context)
-        options = dict(wanted if wanted is not None else json.loads(str(context.run_config["strategy"])))
-        result = run(grid, task(made), options, report)
-        if found is not None:
-            found.append(result)
-        if wanted is None:  # for whoever follows the log
-            print(f"sartor-result: {json.dumps(result)}", flush=True)
-
+    app.main()(serve)
     return app
 
 
-def run(grid: Grid, made: Task, options: dict[str, Any], report: Report | None = None) -> dict[str, Any]:
-    """Run a task to the end of its plan, and what came of it; `report` is told after every round how many are done."""
-    folder, every = str(options.pop("folder")), int(options.pop("every", 1))
-    timeout = float(options.pop("timeout", 3600))
-    if options.get("adaptive") is not None:
-        options["adaptive"] = AdaptiveClip(**options["adaptive"])
-    if options.get("limits") is not None:
-        options["limits"] = Limits(**options["limits"])
-    strategy = PrivateFedAvg(folder, task=made.settings.to_json(), **options)
+def _serve(grid: Grid, context: Context) -> None:
+    """Run the task of the run's configuration, and print what came of it for whoever follows the log."""
+    made, config = task(_settings(context)), context.run_config
+    strategy = StrategySettings.from_json(json.loads(str(config["strategy"])))
+    result = run(grid, made, strategy, str(config["folder"]), every=int(config["every"]))
+    print(f"{ANNOUNCED}{json.dumps(result)}", flush=True)
+
+
+def run(
+    grid: Grid,
+    made: Task,
+    settings: StrategySettings,
+    folder: str,
+    *,
+    every: int = 1,
+    plan: FederatedPlan | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Run a task to the end of its plan, and what came of it, which is also left in the folder.
+
+    The model is evaluated after `every` so many rounds. `plan` is one that was made over the very clients that will enrol. `report` is told
+    after every round how many are done.
+    """
+    strategy = PrivateFedAvg(folder, replace(settings, task=made.settings.to_json()), plan=plan)
     history: list[dict[str, Any]] = []
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -109,7 +110,7 @@ def run(grid: Grid, made: Task, options: dict[str, Any], report: Report | None =
         write_public(Path(folder) / HISTORY, json.dumps(history))
         return MetricRecord({"accuracy": history[-1]["accuracy"]})
 
-    result = strategy.start(grid, ArrayRecord(made.network().state_dict()), timeout=timeout, evaluate_fn=evaluate)
+    result = strategy.start(grid, ArrayRecord(made.network().state_dict()), evaluate_fn=evaluate)
     account = strategy.ledger.account().to_json()
     found = {
         "accuracy": history[-1]["accuracy"],
@@ -133,19 +134,24 @@ def _earlier(path: Path, charged: int) -> list[dict[str, Any]]:
         return []  # they are for people to look at, and no reason not to go on
 
 
-def simulate(settings: Settings, options: dict[str, Any], clients: int, report: Report | None = None) -> dict[str, Any]:
-    """Run a task in Flower's simulation engine, on this machine's cores, and what came of it.
+def simulate(
+    settings: Settings, strategy: StrategySettings, folder: str, *, every: int = 1, plan: FederatedPlan, report: Report | None = None
+) -> dict[str, Any]:
+    """Run a task in Flower's simulation engine, on this machine's cores, under the plan over all its clients, and what came of it.
 
-    What planning warns of was said when the task was checked; of Flower's and Ray's own words only errors are shown.
+    What planning warns of was said when the plan was made; of Flower's and Ray's own words only errors are shown.
     """
     from flwr.simulation import run_simulation
 
     found: list[dict[str, Any]] = []
-    server = server_app(settings, options, report, found)
+
+    def serve(grid: Grid, _: Context) -> None:
+        found.append(run(grid, task(settings), strategy, folder, every=every, plan=plan, report=report))
+
     os.environ.setdefault("RAY_RUNTIME_ENV_HOOK", f"{__name__}.with_quoted_interpreter")
     try:
         with _quiet():
-            run_simulation(server, client_app(settings), num_supernodes=clients, backend_config=backend())
+            run_simulation(server_app(serve), client_app(settings), num_supernodes=task(settings).clients, backend_config=backend())
     except SartorError:
         raise
     except Exception as error:
@@ -189,4 +195,4 @@ def _settings(context: Context) -> Settings:
 
 
 client = client_app()
-server = server_app()
+server = server_app(_serve)

@@ -1,7 +1,7 @@
 """Flower as the engine: a strategy that owns sampling and aggregation, and what a client needs to take part.
 
     server                                                client
-    PrivateFedAvg(folder, rounds=.., per_round=..)        app = private(app)
+    PrivateFedAvg(folder, StrategySettings(..))           app = private(app)
       .start(grid, arrays)                                  answers with its key and its budget
         asks every node for its key and budget              trains as before; metrics stay with it
         plans over whom it takes, runs the rounds           keeps the account that it is sent
@@ -16,27 +16,24 @@ Breaks if: somebody else speaks under a client's key: they take its part and are
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.budgets import Policy
 from sartor.confidential import FEWEST
 from sartor.errors import SartorError
 from sartor.federated.client import ACCOUNT, ENROL, RECORD, REFUSED, client_mod, private
-from sartor.federated.enrolment import Limits, Undeclared, budget_of, declares, enrol, refusal
+from sartor.federated.enrolment import budget_of, declares
 from sartor.federated.ledger import Ledger
 from sartor.federated.nodes import ANSWER, POLL, Nodes
-from sartor.federated.plan import AdaptiveClip, plan
+from sartor.federated.plan import FederatedPlan
 from sartor.federated.rounds import Round
-from sartor.federated.server import ServerOptimizer
+from sartor.federated.settings import StrategySettings
 from sartor.federated.updates import Named
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
@@ -48,7 +45,7 @@ try:
 except ImportError as error:
     raise ImportError("federated learning on Flower needs flwr: pip install 'sartor[federated]'.") from error
 
-__all__ = ["ACCOUNT", "ENROL", "REFUSED", "PrivateFedAvg", "client_mod", "private"]
+__all__ = ["ACCOUNT", "ENROL", "REFUSED", "PrivateFedAvg", "StrategySettings", "client_mod", "private"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,53 +53,17 @@ _log = logging.getLogger(__name__)
 class PrivateFedAvg(Strategy):
     """Federated averaging in which every client sets its own budget.
 
-    `folder` keeps the clients, their accounts and the server's state; a server that starts again on it goes on where it was. `rounds`,
-    `per_round` (the expected number of clients), `scheme`, `clip`, `accountant`, `adaptive` and further options make the plan, over the
-    clients that have answered when there are `min_clients` of them; fewer within `wait` seconds are an error. A server that starts again
-    waits for as many, and then goes on with those who are there. A round needs at least one of them, and is not charged before.
+    `folder` keeps the clients, their accounts and the server's state; a server that starts again on it goes on where it was: it waits for
+    as many clients as the first one, and then goes on with those who are there. A round needs at least one of them, and is not charged
+    before. `settings` say how the run is planned, whom it takes and how the server steps.
 
-    `policy` gives the levels that clients choose from, `delta` stands for those who declare an epsilon alone, and `undeclared` says what a
-    client gets that declares nothing. Who declares a budget outside of the `limits` takes no part, and is told so; unless given, they are
-    those of `Limits`. `optimizer`, `lr` and `momentum` are the server's. `task` is whatever else must stay the same while
-    the run lasts, such as how rows are dealt out. `seed` is for tests: a seeded run is not private.
+    The server plans over those who enrol, whom nobody knows before. Where they are known, as in a simulation, `plan` is the one that was
+    made and checked over them, and is refused for anybody else.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        *,
-        rounds: int,
-        per_round: float,
-        scheme: str = "sample",
-        clip: float = 1.0,
-        accountant: str = "pld",
-        adaptive: AdaptiveClip | None = None,
-        policy: Policy | None = None,
-        delta: float | None = None,
-        undeclared: Undeclared = "strictest",
-        reserve: float = 0.0,
-        limits: Limits | None = None,
-        min_clients: int = 1,
-        wait: float = 60.0,
-        optimizer: str = "sgd",
-        lr: float = 1.0,
-        momentum: float = 0.0,
-        task: Mapping[str, Any] | None = None,
-        seed: int | None = None,
-        **options: Any,
-    ) -> None:
-        self.folder = folder
-        self._wanted: dict[str, Any] = {"rounds": rounds, "per_round": per_round, "scheme": scheme, "clip": clip}
-        self._wanted.update(accountant=accountant, adaptive=adaptive, **options)
-        self._enrolment: dict[str, Any] = {"policy": policy, "delta": delta, "undeclared": undeclared, "reserve": reserve}
-        self._limits = limits or Limits()
-        levels = policy.levels.values() if policy is not None else ()
-        if not all(map(self._limits.hold, levels)) or (delta is not None and not self._limits.hold((np.inf, delta))):
-            raise SartorError(f"the policy or the delta for all lies outside of what this server takes: {self._limits}; set its limits.")
-        self._min_clients, self._wait = min_clients, wait
-        self._server: dict[str, Any] = {"name": optimizer, "lr": lr, "momentum": momentum}
-        self._task = dict(task or {})
-        self._seed = seed
+    def __init__(self, folder: str, settings: StrategySettings, *, plan: FederatedPlan | None = None) -> None:
+        self.folder, self.settings = folder, settings
+        self._plan = plan
         self._ledger: Ledger | None = None
 
     @property
@@ -152,18 +113,18 @@ class PrivateFedAvg(Strategy):
 
     def _begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         arrays = {name: array.numpy() for name, array in initial_arrays.items()}
-        self._optimizer = ServerOptimizer(arrays, **self._server)
+        self._optimizer = self.settings.server(arrays)
         self._nodes = Nodes()
         if Ledger.is_in(self.folder):
             self._ledger = Ledger(self.folder)
             self._check_same(self._ledger, arrays)
             if self._ledger.left:
-                self._meet(grid, self._min_clients, patient=True)
+                self._meet(grid, self.settings.min_clients, patient=True)
         else:
             self._ledger = self._enrolled(grid, arrays)
         ledger = self._ledger
         # without a seed, coins and noise of this process alone; with one, those of the rounds that are left
-        self._stream = Stream(self._seed)
+        self._stream = Stream(self.settings.seed)
         if self._stream.seeded and not ledger.seeded:
             raise SartorError("a seed cannot continue a private run.")
         self._sampler = PoissonSampler(ledger.plan.accounted, ledger.budgets, self._stream)
@@ -176,28 +137,16 @@ class PrivateFedAvg(Strategy):
         self._round: Round | None = None
         self._token = ""
 
-    def _settings(self, arrays: Named) -> dict[str, Any]:
-        """What must stay the same while a run lasts, as JSON has it."""
-        policy, adaptive = self._enrolment["policy"], self._wanted["adaptive"]
-        found = {**self._wanted, **self._enrolment, **{f"server's {name}": value for name, value in self._server.items()}}
-        found.update({f"task's {name}": value for name, value in self._task.items()})
-        found["limits"] = asdict(self._limits)
-        found["adaptive"] = None if adaptive is None else asdict(adaptive)
-        found["policy"] = None if policy is None else {name: [repr(value) for value in level] for name, level in policy.levels.items()}
-        found["arrays"] = {name: [list(array.shape), array.dtype.str] for name, array in arrays.items()}
-        plain: dict[str, Any] = json.loads(json.dumps(found, default=repr))
-        return plain
-
     def _check_same(self, ledger: Ledger, arrays: Named) -> None:
         """Whether the run in the folder is the one that is asked for."""
-        wanted, kept = self._settings(arrays), ledger.settings
+        wanted, kept = self.settings.lasting(arrays), ledger.settings
         other = sorted(name for name in wanted.keys() | kept.keys() if wanted.get(name) != kept.get(name))
         if other:
             raise SartorError(f"the run in {self.folder} has other settings ({', '.join(other)}); a new run needs a new folder.")
 
     def _enrolled(self, grid: Grid, arrays: Named) -> Ledger:
         """Ask every node who it is, until enough have answered, and plan over them."""
-        end = time.monotonic() + self._wait
+        end = time.monotonic() + self.settings.wait
         declared: dict[str, Mapping[str, Any]] = {}
         disputed: set[str] = set()
         while True:
@@ -206,31 +155,29 @@ class PrivateFedAvg(Strategy):
                     disputed.add(key)
             agreed = {key: answer for key, answer in declared.items() if key not in disputed}
             # nobody's answer can keep the server from waiting for others: it enrols once there is somebody to take
-            late, known = time.monotonic() > end, any(self._refusal(answer) is None for answer in agreed.values())
-            found = enrol(agreed, **self._enrolment, limits=self._limits) if known and (late or len(agreed) >= self._min_clients) else None
-            if found is not None and len(found.keys) >= self._min_clients:
+            late, known = time.monotonic() > end, any(self.settings.refusal(answer) is None for answer in agreed.values())
+            found = self.settings.enrol(agreed) if known and (late or len(agreed) >= self.settings.min_clients) else None
+            if found is not None and len(found.keys) >= self.settings.min_clients:
                 break
             if late:
-                refused = {key: self._refusal(answer) for key, answer in agreed.items()} if found is None else found.refused
+                refused = {key: self.settings.refusal(answer) for key, answer in agreed.items()} if found is None else found.refused
                 self._refuse(grid, refused)
                 raise SartorError(
-                    f"{0 if found is None else len(found.keys)} clients with budgets have answered within {self._wait:g} s, and "
-                    f"{self._min_clients} are needed; {_number(refused)} more declared no budget that can be used, which is "
-                    f"{self._limits}; and {_number(disputed)} keys were declared twice, with different budgets."
+                    f"{0 if found is None else len(found.keys)} clients with budgets have answered within {self.settings.wait:g} s, and "
+                    f"{self.settings.min_clients} are needed; {_number(refused)} more declared no budget that can be used, which is "
+                    f"{self.settings.limits}; and {_number(disputed)} keys were declared twice, with different budgets."
                 )
             time.sleep(POLL)
         self._refuse(grid, found.refused)
-        made = plan(found.budgets, **self._wanted)
-        how: dict[str, Any] = {"seeded": self._seed is not None, "settings": self._settings(arrays)}
+        if self._plan is not None:
+            self._plan.accounted.groups_of(found.budgets)  # refuses others than it was made for
+        made = self.settings.plan(found.budgets) if self._plan is None else self._plan
+        how: dict[str, Any] = {"seeded": self.settings.seed is not None, "settings": self.settings.lasting(arrays)}
         return Ledger.create(self.folder, made, found.keys, found.budgets, state=self._state(made.accounted.clip), **how)
 
     def _state(self, clip: float) -> dict[str, Any]:
         """What a server needs to go on from here."""
         return {"server": self._optimizer.state(), "clip": clip}
-
-    def _refusal(self, answer: Mapping[str, Any]) -> str | None:
-        """Why a client does not take part with what it declared, whatever the others declare; None where it does."""
-        return refusal(answer, self._enrolment["policy"], self._enrolment["delta"], self._limits)
 
     def _refuse(self, grid: Grid, refused: Mapping[str, str | None]) -> None:
         """Tell every client that takes no part why, and nobody else; what cannot be told is no reason not to go on."""
@@ -248,7 +195,7 @@ class PrivateFedAvg(Strategy):
     def _deliver(self, grid: Grid, messages: list[Message]) -> None:
         """Send messages to which there is nothing to answer."""
         if messages:
-            list(grid.send_and_receive(messages, timeout=min(self._wait, ANSWER + len(messages) * POLL)))
+            list(grid.send_and_receive(messages, timeout=min(self.settings.wait, ANSWER + len(messages) * POLL)))
 
     def _link(self, grid: Grid, there: set[int], end: float, *, patient: bool) -> None:
         """Ask nodes that were not there before who they are; a client that now allows less than before is not asked any more."""
@@ -263,14 +210,14 @@ class PrivateFedAvg(Strategy):
         If it allows less, or says what cannot be used, it has withdrawn: it is charged for the rounds to come, as everyone is, and
         contributes nothing to them.
         """
-        said, budgets = budget_of(answer, self._enrolment["policy"], self._enrolment["delta"]), self.ledger.budgets
+        said, budgets = budget_of(answer, self.settings.policy, self.settings.delta), self.ledger.budgets
         if declares(answer) and (said is None or said[0] < budgets.epsilon[client] or said[1] < budgets.delta[client]):
             self.ledger.withdraw(client)
         return client not in self.ledger.withdrawn
 
     def _meet(self, grid: Grid, wanted: int, *, patient: bool = False) -> set[int]:
         """The nodes that are there, once as many clients as are wanted can be asked, or time is over and some can."""
-        end = time.monotonic() + self._wait
+        end = time.monotonic() + self.settings.wait
         while True:
             there = set(grid.get_node_ids())
             self._link(grid, there, end, patient=patient)
@@ -281,7 +228,7 @@ class PrivateFedAvg(Strategy):
             if present >= min(wanted, len(self.ledger.keys) - len(self.ledger.withdrawn)) or (late and present):
                 return there
             if late:
-                raise SartorError(f"none of the run's clients is there after {self._wait:g} s, so no round is run.")
+                raise SartorError(f"none of the run's clients is there after {self.settings.wait:g} s, so no round is run.")
             time.sleep(POLL)
 
     def _can_be_asked(self, key: str) -> bool:
@@ -335,7 +282,7 @@ class PrivateFedAvg(Strategy):
     def send_accounts(self, grid: Grid) -> None:
         """Send every client that is there its own account, and nobody else's."""
         there = set(grid.get_node_ids())
-        self._link(grid, there, time.monotonic() + min(self._wait, ANSWER), patient=True)
+        self._link(grid, there, time.monotonic() + min(self.settings.wait, ANSWER), patient=True)
         nodes = self._nodes.speaking(there)
         known = [key for key in nodes if self.ledger.client(key) is not None]
         messages = [

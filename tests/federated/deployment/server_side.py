@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from sartor.federated.flower import PrivateFedAvg
+from sartor.federated.flower import PrivateFedAvg, StrategySettings
 
 app = ServerApp()
 
@@ -17,7 +17,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     folder = Path(str(context.run_config["folder"]))
     (folder / "server.pid").write_text(str(os.getpid()))
-    strategy = PrivateFedAvg(str(folder / "ledger"), rounds=3, per_round=3, min_clients=3, wait=180)
+    strategy = PrivateFedAvg(str(folder / "ledger"), StrategySettings(rounds=3, per_round=3, min_clients=3, wait=180))
     start = ArrayRecord({"vector": Array(np.zeros(3)), "scalar": Array(np.array(0.0))})
     result = strategy.start(grid, start, timeout=300)
     model = [*result.arrays["vector"].numpy().tolist(), float(result.arrays["scalar"].numpy())]
