@@ -70,7 +70,8 @@ def main() -> None:
     model = build(recipe.model, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
     model = model.to(memory_format=torch.channels_last)  # the same numbers; pooling is quicker so
     start = time.perf_counter()
-    result = sartor.fit(model, data.train, budgets, plan, lr=lr, public=data.test, every=max(1, steps // 10), seed=asked.seed)
+    evaluation = sartor.Evaluation(data.test, every=max(1, steps // 10))
+    result = sartor.fit(model, data.train, budgets, plan, lr=lr, evaluation=evaluation, seed=asked.seed)
     inputs, targets = data.test.tensors
     model.eval()
     with torch.no_grad():

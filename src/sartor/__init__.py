@@ -29,23 +29,26 @@ from sartor.exposure import Composition, Exposure, Included, SampledGaussian, ex
 from sartor.plans import Plan, plan, schemes
 
 if TYPE_CHECKING:
-    from sartor.sgd import fit, make_private
+    from sartor.sgd import Checkpoints, Evaluation, Execution, fit, make_private
 
 __version__ = "0.1.0"
 
-_LATER = {"fit": "sartor.sgd", "make_private": "sartor.sgd"}  # what needs torch is imported when it is first asked for
+_OF_TRAINING = ("Checkpoints", "Evaluation", "Execution", "fit", "make_private")  # need torch: imported when first asked for
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
+    if name in _OF_TRAINING:
+        return getattr(importlib.import_module("sartor.sgd"), name)
     raise AttributeError(f"module 'sartor' has no attribute {name!r}")
 
 
 __all__ = [
     "AllDrawn",
     "Budgets",
+    "Checkpoints",
     "Composition",
+    "Evaluation",
+    "Execution",
     "Exposure",
     "Included",
     "Infeasible",

@@ -95,8 +95,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_takes_the_place_of_the_one_before
             lr=0.1,
             seed=1,
             progress=False,
-            checkpoint=folder,
-            checkpoint_every=1,
+            checkpoints=sartor.Checkpoints(folder, every=1),
             callbacks=[look],
         )
         assert disk.names  # or nothing was looked at

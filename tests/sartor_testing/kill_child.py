@@ -22,8 +22,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sartor
+from sartor.sgd import Checkpoints, fit
 from sartor.sgd import checkpoint as saving
-from sartor.sgd import fit
 
 HOLDERS = 120
 
@@ -51,9 +51,7 @@ def train(setting, folder, seed, started=lambda: None):
         plan,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.9) if seed % 2 else torch.optim.Adam(p, lr=0.01),
         scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 7, 0.9),
-        checkpoint=folder,
-        checkpoint_every=None if folder is None else 3,
-        resume=folder is not None and saving.exists(folder),
+        checkpoints=None if folder is None else Checkpoints(folder, every=3, resume=saving.exists(folder)),
         seed=seed,
         progress=False,
     )

@@ -181,13 +181,13 @@ def fitted(model=None, *, scheme="scale", dataset=None, plan=None, **settings):
     return sartor.fit(model, records() if dataset is None else dataset, people(), plan, **settings)
 
 
-def stopped_at(step: int, folder, **settings) -> None:
+def stopped_at(step: int, folder, *, resume=False, **settings) -> None:
     def stop(progress):
         if progress.step == step:
             raise Stopped
 
     with pytest.raises(Stopped):
-        fitted(checkpoint=folder, checkpoint_every=2, callbacks=[*settings.pop("callbacks", ()), stop], **settings)
+        fitted(checkpoints=sartor.Checkpoints(folder, 2, resume), callbacks=[*settings.pop("callbacks", ()), stop], **settings)
 
 
 def resumes_to_the_same_end(folder, step: int = 5, between=lambda: None, **settings) -> bool:
@@ -195,6 +195,6 @@ def resumes_to_the_same_end(folder, step: int = 5, between=lambda: None, **setti
     whole = fitted(**settings)
     stopped_at(step, folder, **settings)
     between()
-    resumed = fitted(checkpoint=folder, resume=True, **settings)
+    resumed = fitted(checkpoints=sartor.Checkpoints(folder, resume=True), **settings)
     same = torch.equal(flat(whole.model), flat(resumed.model))
     return same and whole.account.to_json() == resumed.account.to_json() and whole.steps == resumed.steps

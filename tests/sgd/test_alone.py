@@ -642,7 +642,7 @@ def test_memory_between_pieces_of_a_batch_is_seen(physical):
             return x + self.memory
 
     with refused("call to the next", "mixes examples"):
-        fit(nn.Sequential(Remembers(), nn.Linear(4, CLASSES)), numbers(), max_physical_batch=physical)
+        fit(nn.Sequential(Remembers(), nn.Linear(4, CLASSES)), numbers(), execution=sartor.Execution(max_physical_batch=physical))
 
 
 # the backward pass
@@ -936,7 +936,12 @@ class Scaled:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_public_settings_may_follow_the_step(workers):
     data = Curriculum()
-    assert fit(nn.Linear(4, CLASSES), data, callbacks=[lambda p: data.rise(p.step)], steps=40, workers=workers).steps == 40
+    assert (
+        fit(
+            nn.Linear(4, CLASSES), data, callbacks=[lambda p: data.rise(p.step)], steps=40, execution=sartor.Execution(workers=workers)
+        ).steps
+        == 40
+    )
     data, (budgets, plan) = Curriculum(), plan_for(numbers(), steps=40)
     model = nn.Linear(4, CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -148,12 +148,12 @@ def test_random_changes_to_records_are_the_same_after_a_resume(tmp_path, by, wor
 
     np.random.seed(1)  # noqa: NPY002
     random.seed(1)
-    whole = fitted(dataset=Rolled(by), workers=workers)
+    whole = fitted(dataset=Rolled(by), execution=sartor.Execution(workers=workers))
     np.random.seed(1)  # noqa: NPY002
     random.seed(1)
-    stopped_at(5, tmp_path, dataset=Rolled(by), workers=workers)
+    stopped_at(5, tmp_path, dataset=Rolled(by), execution=sartor.Execution(workers=workers))
     elsewhere()
-    resumed = fitted(dataset=Rolled(by), checkpoint=tmp_path, resume=True, workers=workers)
+    resumed = fitted(dataset=Rolled(by), checkpoints=sartor.Checkpoints(tmp_path, resume=True), execution=sartor.Execution(workers=workers))
     assert torch.equal(flat(whole.model), flat(resumed.model))
 
 
@@ -195,7 +195,7 @@ def test_an_unseeded_run_takes_the_same_steps_again(tmp_path):
 
     again: list[bool] = []
     stopped_at(7, tmp_path, seed=None, callbacks=[note])
-    result = fitted(seed=None, checkpoint=tmp_path, resume=True, callbacks=[note])
+    result = fitted(seed=None, checkpoints=sartor.Checkpoints(tmp_path, resume=True), callbacks=[note])
     assert again == [True]
     assert result.account.to_json()["private"] is True
     assert sorted(seen) == list(range(1, STEPS + 1))
@@ -204,28 +204,28 @@ def test_an_unseeded_run_takes_the_same_steps_again(tmp_path):
 
 def test_a_seeded_run_stays_seeded_when_resumed_without_the_seed(tmp_path):
     stopped_at(5, tmp_path)
-    assert fitted(checkpoint=tmp_path, resume=True, seed=None).account.to_json()["private"] is False
+    assert fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True), seed=None).account.to_json()["private"] is False
 
 
 def test_resuming_again_and_again_gives_one_model_and_one_spend(tmp_path):
     stopped_at(5, tmp_path)
-    models = [flat(fitted(checkpoint=tmp_path, resume=True).model) for _ in range(3)]
+    models = [flat(fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True)).model) for _ in range(3)]
     assert torch.equal(models[0], models[1])
     assert torch.equal(models[0], models[2])
-    assert fitted(checkpoint=tmp_path, resume=True).steps == STEPS
+    assert fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True)).steps == STEPS
 
 
 def test_history_and_patience_go_on_after_a_resume(tmp_path):
     """A run that would have stopped early by public data stops at the same step, and its history is whole."""
-    settings = {"public": records(50), "every": 1, "patience": 3, "lr": 1e-9, "optimizer": "sgd"}
+    settings = {"evaluation": sartor.Evaluation(records(50), every=1, patience=3), "lr": 1e-9, "optimizer": "sgd"}
     whole = fitted(**settings)
     assert whole.stopped_early
     assert whole.steps == 4
     stopped_at(3, tmp_path, **settings)
-    resumed = fitted(checkpoint=tmp_path, resume=True, **settings)
+    resumed = fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True), **settings)
     assert resumed.history == whole.history
     assert (resumed.steps, resumed.stopped_early) == (whole.steps, True)
-    again = fitted(checkpoint=tmp_path, resume=True, **settings)
+    again = fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True), **settings)
     assert again.steps == whole.steps
 
 
@@ -265,7 +265,7 @@ def test_litter_of_a_killed_write_is_removed_by_the_next(tmp_path):
     (tmp_path / "step-5-01234567").mkdir()
     (tmp_path / "step-5-01234567" / "state.json").write_text("{")
     (tmp_path / ".current.0123456789abcdef").write_text("step-5-01234567")
-    fitted(checkpoint=tmp_path, resume=True)
+    fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True))
     assert len([path for path in tmp_path.iterdir() if path.name not in ("lock", "begun")]) == 2
 
 
@@ -280,7 +280,7 @@ def test_a_checkpoint_that_was_left_open_is_closed_when_it_is_read(tmp_path):
     def look(progress):
         modes.update({path: path.stat().st_mode & 0o077 for path in (folder, *folder.glob("step-*"), *folder.glob("step-*/*"))})
 
-    fitted(checkpoint=folder, resume=True, callbacks=[look])
+    fitted(checkpoints=sartor.Checkpoints(folder, resume=True), callbacks=[look])
     assert any(path.name == "state.json" for path in modes)
     assert set(modes.values()) == {0}
 
@@ -292,7 +292,7 @@ def test_a_link_in_the_place_of_a_checkpoint_s_file_is_refused(tmp_path):
     state.rename(tmp_path / "elsewhere")
     state.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(sartor.SartorError, match="is a link"):
-        fitted(checkpoint=folder, resume=True)
+        fitted(checkpoints=sartor.Checkpoints(folder, resume=True))
 
 
 def killed(folder, *given) -> dict:
@@ -335,17 +335,19 @@ def refused(match: str):
 def test_a_checkpoint_of_another_plan_budgets_or_data_is_refused(tmp_path):
     stopped_at(5, tmp_path)
     with refused("another plan"):
-        fitted(plan=planned("scale", STEPS + 1), checkpoint=tmp_path, resume=True)
+        fitted(plan=planned("scale", STEPS + 1), checkpoints=sartor.Checkpoints(tmp_path, resume=True))
     with refused("another plan"):
-        fitted(plan=planned("sample", STEPS), checkpoint=tmp_path, resume=True)
+        fitted(plan=planned("sample", STEPS), checkpoints=sartor.Checkpoints(tmp_path, resume=True))
     inputs, targets = records().tensors
     changed = inputs.clone()
     changed[17, 2] += 1e-6
     with refused("another data set"):
-        fitted(dataset=TensorDataset(changed, targets), checkpoint=tmp_path, resume=True)
+        fitted(dataset=TensorDataset(changed, targets), checkpoints=sartor.Checkpoints(tmp_path, resume=True))
     other = sartor.Budgets(epsilon=np.roll(people().epsilon, 1), delta=1e-3)
     with refused("another assignment of budgets"):
-        sartor.fit(dropping(), records(), other, planned("scale", STEPS), checkpoint=tmp_path, resume=True, progress=False)
+        sartor.fit(
+            dropping(), records(), other, planned("scale", STEPS), checkpoints=sartor.Checkpoints(tmp_path, resume=True), progress=False
+        )
 
 
 def weighted(by):
@@ -367,8 +369,8 @@ def test_another_loss_is_refused_and_the_same_goes_on(tmp_path, kind):
     one, other = OTHER_LOSSES[kind]
     stopped_at(5, tmp_path, loss=one)
     with refused("another loss"):
-        fitted(checkpoint=tmp_path, resume=True, loss=other)
-    assert fitted(checkpoint=tmp_path, resume=True, loss=one).steps == STEPS
+        fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True), loss=other)
+    assert fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True), loss=one).steps == STEPS
 
 
 def test_a_second_run_does_not_take_the_place_of_the_first(tmp_path):
@@ -376,7 +378,7 @@ def test_a_second_run_does_not_take_the_place_of_the_first(tmp_path):
     stopped_at(5, tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with refused("holds the checkpoint of a run: continue it"):
-        fitted(checkpoint=tmp_path)
+        fitted(checkpoints=sartor.Checkpoints(tmp_path))
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
@@ -405,7 +407,7 @@ def test_long_records_that_differ_have_different_fingerprints():
     "settings",
     [
         {"optimizer": "adam"},
-        {"noise_draws": 2},
+        {"execution": sartor.Execution(noise_draws=2)},
         {"scheduler": SCHEDULES["step"]},
         {"model": nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 3))},
         {"model": nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))},
@@ -417,7 +419,7 @@ def test_other_settings_are_refused_and_the_model_can_be_used_again(tmp_path, se
     stopped_at(5, tmp_path)
     model = settings.pop("model", None) or dropping()
     with refused("this checkpoint"):
-        fitted(model, checkpoint=tmp_path, resume=True, **settings)
+        fitted(model, checkpoints=sartor.Checkpoints(tmp_path, resume=True), **settings)
     fitted(model)
     assert resumes_to_the_same_end(tmp_path / "again")
 
@@ -425,7 +427,7 @@ def test_other_settings_are_refused_and_the_model_can_be_used_again(tmp_path, se
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with refused("holds no checkpoint"):
-            fitted(checkpoint=folder, resume=True)
+            fitted(checkpoints=sartor.Checkpoints(folder, resume=True))
 
 
 def halve(path: Path) -> None:
@@ -474,7 +476,7 @@ def test_a_damaged_checkpoint_gives_one_clear_error(tmp_path, damage):
     stopped_at(5, tmp_path)
     DAMAGE[damage](next(path for path in tmp_path.iterdir() if path.is_dir()))
     with refused("damaged|no checkpoint") as caught:
-        fitted(checkpoint=tmp_path, resume=True)
+        fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True))
     assert "\n" not in str(caught.value)
 
 
@@ -485,7 +487,7 @@ def test_resuming_elsewhere_is_said(tmp_path):
     torch.set_num_threads(threads + 1)
     try:
         with pytest.warns(OtherEnvironment, match=f"threads was {threads} and is {threads + 1}"):
-            fitted(checkpoint=tmp_path / "threads", resume=True)
+            fitted(checkpoints=sartor.Checkpoints(tmp_path / "threads", resume=True))
     finally:
         torch.set_num_threads(threads)
 

@@ -36,8 +36,9 @@ def linear():
         return nn.Linear(4, 2)
 
 
-def fitted(folder=None, model=None, **settings):
-    settings = {"lr": 0.5, "momentum": 0.9, "progress": False, "checkpoint": folder, **settings}
+def fitted(folder=None, model=None, *, every=None, resume=False, **settings):
+    checkpoints = None if folder is None else sartor.Checkpoints(folder, every, resume)
+    settings = {"lr": 0.5, "momentum": 0.9, "progress": False, "checkpoints": checkpoints, **settings}
     return sartor.fit(linear() if model is None else model, records(), budgets(), planned(), **settings)
 
 
@@ -61,10 +62,12 @@ def holds(folder, key):
 # --- the key ---
 
 
-@pytest.mark.parametrize("settings", [{}, {"public": records(4), "every": 1, "patience": 2, "lr": 1e-9}], ids=["whole", "early"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"evaluation": sartor.Evaluation(records(4), every=1, patience=2), "lr": 1e-9}], ids=["whole", "early"]
+)
 def test_the_key_goes_with_the_last_step(tmp_path, settings):
     seen = []
-    result = fitted(tmp_path, checkpoint_every=1, callbacks=[lambda _: seen.append(key_of(tmp_path))], **settings)
+    result = fitted(tmp_path, every=1, callbacks=[lambda _: seen.append(key_of(tmp_path))], **settings)
     assert result.stopped_early == bool(settings)
     assert len(set(seen)) == 1
     assert holds(tmp_path, seen[0]) == []
@@ -89,9 +92,9 @@ def test_the_key_goes_with_the_last_step_of_ones_own_loop(tmp_path):
 
 
 def test_a_run_that_is_over_gives_its_end_again_and_takes_no_step(tmp_path):
-    first = fitted(tmp_path, public=records(4), every=2)
+    first = fitted(tmp_path, evaluation=sartor.Evaluation(records(4), every=2))
     steps = []
-    again = fitted(tmp_path, resume=True, lr=99.0, public=records(4), every=2, callbacks=[steps.append])
+    again = fitted(tmp_path, resume=True, lr=99.0, evaluation=sartor.Evaluation(records(4), every=2), callbacks=[steps.append])
     assert steps == []
     assert torch.equal(again.model.weight, first.model.weight)
     assert again.account.to_json() == first.account.to_json()
@@ -105,7 +108,7 @@ def test_a_key_left_behind_by_a_kill_goes_with_the_resume(tmp_path, monkeypatch)
     keys = []
     with monkeypatch.context() as patch:
         patch.setattr(saving, "_remove_others", lambda root, name: None)
-        result = fitted(tmp_path, checkpoint_every=1, callbacks=[lambda _: keys.append(key_of(tmp_path))])
+        result = fitted(tmp_path, every=1, callbacks=[lambda _: keys.append(key_of(tmp_path))])
     assert holds(tmp_path, keys[0])
     again = fitted(tmp_path, resume=True)
     assert holds(tmp_path, keys[0]) == []
@@ -179,7 +182,7 @@ class _Overflowing(nn.Module):
 
 def test_a_model_without_numbers_for_public_rows_ends_the_run(tmp_path):
     with pytest.raises(NotFinite, match=r"after step 2 .*NaN") as caught:
-        fitted(tmp_path, model=_Overflowing(), public=records(4), every=2)
+        fitted(tmp_path, model=_Overflowing(), evaluation=sartor.Evaluation(records(4), every=2))
     assert caught.value.account.steps == 2
 
 
@@ -236,7 +239,7 @@ def strangers():
 def test_training_data_are_refused_as_public(public):
     data = records()
     with pytest.raises(sartor.SartorError, match="trained on under a budget"):
-        sartor.fit(linear(), data, budgets(), planned(), public=public(data), progress=False)
+        sartor.fit(linear(), data, budgets(), planned(), evaluation=sartor.Evaluation(public(data)), progress=False)
 
 
 def test_parts_of_one_data_set_are_told_apart_by_their_rows():
@@ -245,9 +248,9 @@ def test_parts_of_one_data_set_are_told_apart_by_their_rows():
     train = Subset(both, range(HOLDERS))
     for public in (both, Subset(both, [HOLDERS, 7]), Subset(Made(), range(30))):
         with pytest.raises(sartor.SartorError, match="trained on under a budget"):
-            sartor.fit(linear(), train, budgets(), planned(), public=public, progress=False)
+            sartor.fit(linear(), train, budgets(), planned(), evaluation=sartor.Evaluation(public), progress=False)
     for data, public in ((train, Subset(both, range(HOLDERS, 2 * HOLDERS))), (Made(), strangers())):
-        assert 0 <= sartor.fit(linear(), data, budgets(), planned(), public=public, progress=False).accuracy <= 1
+        assert 0 <= sartor.fit(linear(), data, budgets(), planned(), evaluation=sartor.Evaluation(public), progress=False).accuracy <= 1
 
 
 def test_looking_at_records_leaves_a_data_set_as_it_was():
@@ -267,5 +270,5 @@ def test_records_that_are_public_by_their_budget_may_be_tested_on():
     data = records()
     people = sartor.Budgets(np.repeat([1.0, np.inf], HOLDERS // 2), delta=1e-3)
     plan = sartor.plan(people, steps=2, batch=15, accountant="rdp")
-    result = sartor.fit(linear(), data, people, plan, public=Subset(data, range(30, 60)), progress=False)
+    result = sartor.fit(linear(), data, people, plan, evaluation=sartor.Evaluation(Subset(data, range(30, 60))), progress=False)
     assert 0 <= result.accuracy <= 1

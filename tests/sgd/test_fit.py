@@ -1,6 +1,7 @@
 """`fit`: one call that trains under a plan, looks at public data alone, and says what it cost."""
 
 import copy
+import dataclasses
 import json
 from unittest import mock
 
@@ -104,18 +105,18 @@ def test_a_scheduler_steps_with_the_optimizer():
         schedule.step = step
         return schedule
 
-    fitted(scheduler=scheduler, max_physical_batch=3)
+    fitted(scheduler=scheduler, execution=sartor.Execution(max_physical_batch=3))
     assert rates == [0.5, 0.25, 0.25, 0.125, 0.125, 0.0625]
 
 
 def test_history_is_of_public_data():
     public = TensorDataset(torch.randn(50, 4), torch.randint(0, 3, (50,)))
-    result = fitted(public=public, every=2)
+    result = fitted(evaluation=sartor.Evaluation(public, every=2))
     assert [entry["step"] for entry in result.history] == [2, 4, 6]
     final = evaluate(result.model, public)
     assert result.history[-1] == {"step": 6, **final}
     assert result.accuracy == final["accuracy"]
-    assert fitted(public=public, every=4).history[-1]["step"] == STEPS
+    assert fitted(evaluation=sartor.Evaluation(public, every=4)).history[-1]["step"] == STEPS
     assert torch.equal(flat(result.model), flat(fitted().model)), "looking at public data changes nothing"
 
 
@@ -128,14 +129,14 @@ def test_without_public_data_there_is_no_figure():
 
 
 def test_a_run_stops_early_by_public_data_alone():
-    result = fitted(public=records(50), every=1, patience=2, lr=1e-9)
+    result = fitted(evaluation=sartor.Evaluation(records(50), every=1, patience=2), lr=1e-9)
     assert result.stopped_early
     assert result.steps == result.account.steps == 3
     assert np.array_equal(result.account.spent, planned("scale", STEPS).spent_after(3))
     with pytest.raises(sartor.SartorError, match="public"):
-        fitted(patience=2)
+        fitted(evaluation=sartor.Evaluation(patience=2))
     with pytest.raises(sartor.SartorError, match="every"):
-        fitted(patience=2, public=records(50))
+        fitted(evaluation=sartor.Evaluation(records(50), patience=2))
 
 
 def test_patience_where_there_is_no_accuracy_follows_the_loss():
@@ -143,7 +144,7 @@ def test_patience_where_there_is_no_accuracy_follows_the_loss():
     inputs = records().tensors[0]
     data = TensorDataset(inputs, inputs[:, :3] * 3)
     other = TensorDataset(*(-tensor[:40] for tensor in data.tensors))
-    result = fitted(nn.Linear(4, 3), data, loss=nn.MSELoss(), public=other, every=1, patience=1, lr=0.01)
+    result = fitted(nn.Linear(4, 3), data, loss=nn.MSELoss(), evaluation=sartor.Evaluation(other, every=1, patience=1), lr=0.01)
     losses = [entry["loss"] for entry in result.history]
     best = next((i for i in range(1, len(losses)) if losses[i] >= losses[i - 1]), STEPS - 1)
     assert result.steps == best + 1
@@ -151,7 +152,10 @@ def test_patience_where_there_is_no_accuracy_follows_the_loss():
 
 def test_callbacks_see_every_step_and_nothing_private():
     seen = []
-    fitted(callbacks=[lambda progress: seen.append((progress.step, progress.steps, progress.account().steps))], max_physical_batch=4)
+    fitted(
+        callbacks=[lambda progress: seen.append((progress.step, progress.steps, progress.account().steps))],
+        execution=sartor.Execution(max_physical_batch=4),
+    )
     assert seen == [(step, STEPS, step) for step in range(1, STEPS + 1)]
 
 
@@ -178,7 +182,10 @@ def test_a_callback_that_fails_leaves_a_plain_model():
     fitted(model)
 
 
-@pytest.mark.parametrize("wrong", [{"scheduler": lambda optimizer: 1 / 0}, {"max_physical_batch": 0}, {"optimizer": lambda p: 1 / 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"scheduler": lambda optimizer: 1 / 0}, {"execution": sartor.Execution(max_physical_batch=0)}, {"optimizer": lambda p: 1 / 0}],
+)
 def test_whatever_fails_before_the_first_step_the_model_can_be_used_again(wrong):
     model = net()
     with pytest.raises((ZeroDivisionError, sartor.SartorError)):
@@ -187,7 +194,7 @@ def test_whatever_fails_before_the_first_step_the_model_can_be_used_again(wrong)
 
 
 def test_figures_on_private_data_are_given_only_when_asked_for():
-    result = fitted(sensitive=True)
+    result = fitted(evaluation=sartor.Evaluation(sensitive=True))
     groups = planned("scale", STEPS).groups_of(people())
     inputs, targets = records().tensors
     with torch.no_grad():
@@ -241,7 +248,7 @@ def pairs(items):
 
 
 def test_public_data_are_collated_like_the_private_ones():
-    result = fitted(dataset=Pictures(), collate=pairs, public=Pictures(1.0), every=2, sensitive=True)
+    result = fitted(dataset=Pictures(), collate=pairs, evaluation=sartor.Evaluation(Pictures(1.0), every=2, sensitive=True))
     inputs, targets = records().tensors
     assert result.accuracy == evaluate(result.model, TensorDataset(inputs + 1, targets))["accuracy"]
 
@@ -252,23 +259,37 @@ def test_records_that_are_not_pairs_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"),
+    ("make", "reason"),
     [
-        ({"every": 0}, "every must be 1 or more"),
-        ({"checkpoint_every": 2}, "need a folder"),
-        ({"resume": True}, "need a folder"),
-        ({"patience": 0, "public": records(50), "every": 1}, "patience must be 1 or more"),
+        (lambda: sartor.Evaluation(every=0), "every must be 1 or more"),
+        (lambda: sartor.Checkpoints("run", every=0), "every must be 1 or more"),
+        (lambda: sartor.Evaluation(records(50), every=1, patience=0), "patience must be 1 or more"),
+        (lambda: sartor.Evaluation(every=1, patience=2), "needs public data"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, reason):
+def test_settings_that_make_no_sense_are_refused(make, reason):
     with pytest.raises(sartor.SartorError, match=reason):
-        fitted(**settings)
+        make()
+
+
+@pytest.mark.parametrize(
+    "values", [sartor.Evaluation(), sartor.Checkpoints("run"), sartor.Execution()], ids=lambda value: type(value).__name__
+)
+def test_settings_are_fixed_once_they_are_made(values):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        values.every = 2
+
+
+def test_nothing_is_evaluated_or_kept_unless_it_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert fitted().history == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_modes_of_layers_are_as_they_were():
     model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3))
     model[1].eval()
-    fitted(model, public=records(50), every=2)
+    fitted(model, evaluation=sartor.Evaluation(records(50), every=2))
     assert [module.training for module in model] == [True, False, True]
 
 

@@ -261,15 +261,21 @@ def test_other_data_behind_a_subset_are_noticed(tmp_path):
     whole = data()
     chosen = Subset(TensorDataset(*(torch.cat([t, t]) for t in whole.tensors)), list(range(40)))
     model = nn.Linear(4, 3)
-    fit(model, chosen, checkpoint=tmp_path / "run")
+    fit(model, chosen, checkpoints=sartor.Checkpoints(tmp_path / "run"))
     chosen.dataset.tensors[0][7] += 1
     with pytest.raises(SartorError, match="another data set"):
-        fit(nn.Linear(4, 3), chosen, checkpoint=tmp_path / "run", resume=True)
+        fit(nn.Linear(4, 3), chosen, checkpoints=sartor.Checkpoints(tmp_path / "run", resume=True))
 
 
 def test_regression_with_public_data_and_checkpoints_runs(tmp_path):
     numbers, others = (TensorDataset(torch.randn(40, 4), torch.randn(40, 1)) for _ in range(2))
-    result = fit(nn.Linear(4, 1), numbers, loss=nn.MSELoss(), public=others, every=2, checkpoint=tmp_path / "run", checkpoint_every=1)
+    result = fit(
+        nn.Linear(4, 1),
+        numbers,
+        loss=nn.MSELoss(),
+        evaluation=sartor.Evaluation(others, every=2),
+        checkpoints=sartor.Checkpoints(tmp_path / "run", every=1),
+    )
     assert len(result.history) == 2
 
 

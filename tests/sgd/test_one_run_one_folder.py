@@ -18,8 +18,9 @@ BUDGETS = sartor.Budgets.from_groups([(2.0, 20), (8.0, 20)], delta=1e-2)
 PLAN = sartor.plan(BUDGETS, steps=6, batch=10)
 
 
-def fit(folder, **options):
-    return sartor.fit(nn.Linear(3, 2), DATA, BUDGETS, PLAN, lr=0.1, progress=False, seed=1, checkpoint=folder, **options)
+def fit(folder, *, every=None, resume=False, **options):
+    kept = sartor.Checkpoints(folder, every, resume)
+    return sartor.fit(nn.Linear(3, 2), DATA, BUDGETS, PLAN, lr=0.1, progress=False, seed=1, checkpoints=kept, **options)
 
 
 def test_a_second_run_in_the_folder_of_one_that_trains_is_refused(tmp_path):
@@ -46,7 +47,7 @@ def test_a_run_that_was_overtaken_writes_nothing_more(tmp_path):
             os.rename(tmp_path / "run", tmp_path / "elsewhere")
 
     with pytest.raises(sartor.SartorError, match="was moved or closed"):
-        fit(tmp_path / "run", checkpoint_every=1, callbacks=[away])
+        fit(tmp_path / "run", every=1, callbacks=[away])
     assert not (tmp_path / "run").exists()
 
 

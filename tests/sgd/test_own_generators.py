@@ -127,12 +127,12 @@ def test_a_run_that_resumes_repeats_the_same_batches(data, workers, tmp_path):
             raise Killed
 
     def run(**options):
-        return fit(data(), steps=6, seed=5, workers=workers, checkpoint=tmp_path / "run", **options)
+        return fit(data(), steps=6, seed=5, execution=sartor.Execution(workers=workers), **options)
 
-    whole = fit(data(), steps=6, seed=5, workers=workers)
+    whole = run()
     with pytest.raises(Killed):
-        run(checkpoint_every=2, callbacks=[stop])
-    resumed = run(resume=True)
+        run(checkpoints=sartor.Checkpoints(tmp_path / "run", every=2), callbacks=[stop])
+    resumed = run(checkpoints=sartor.Checkpoints(tmp_path / "run", resume=True))
     for one, two in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, two)
 

@@ -83,7 +83,7 @@ class Parts:
                 raise Stopped
 
         budgets, plan = planned()
-        run = {"checkpoint": folder, "checkpoint_every": 2, "resume": resume, "callbacks": [follow], "lr": 1.0, "progress": False}
+        run = {"checkpoints": sartor.Checkpoints(folder, 2, resume), "callbacks": [follow], "lr": 1.0, "progress": False}
         with contextlib.suppress(Stopped):
             sartor.fit(
                 *(self.model, self.dataset, budgets, plan),

@@ -65,7 +65,7 @@ def stopped(folder, **settings) -> None:
             raise Stopped
 
     with pytest.raises(Stopped):
-        fitted(checkpoint=folder, checkpoint_every=2, callbacks=[stop], **settings)
+        fitted(checkpoints=sartor.Checkpoints(folder, every=2), callbacks=[stop], **settings)
 
 
 def begun(folder, model: nn.Module) -> None:
@@ -77,7 +77,7 @@ def begun(folder, model: nn.Module) -> None:
 
 
 def resumed(folder, **settings):
-    return fitted(checkpoint=folder, resume=True, **settings)
+    return fitted(checkpoints=sartor.Checkpoints(folder, resume=True), **settings)
 
 
 # -- models: each pair is of the same shape; a checkpoint of one is not the other's
@@ -539,6 +539,14 @@ def after(warmup: int):
     return lambda optimizer: schedules.SequentialLR(optimizer, [by_partial(warmup)(optimizer), schedules.ConstantLR(optimizer)], [9])
 
 
+def pieces(size):
+    return {"execution": sartor.Execution(max_physical_batch=size)}
+
+
+def draws(count):
+    return {"execution": sartor.Execution(noise_draws=count)}
+
+
 SETTINGS = {
     "optimizer": ({"optimizer": "sgd"}, {"optimizer": "adam"}, "the optimizer was torch.optim.sgd.SGD and is torch.optim.adam.Adam"),
     "code of the optimizer": ({"optimizer": torch.optim.SGD}, {"optimizer": Slower}, "the optimizer was .*SGD and is Slower"),
@@ -556,9 +564,9 @@ SETTINGS = {
     "its function": ({"scheduler": own(lambda n: 1 / n)}, {"scheduler": own(lambda n: 2 / n)}, "the scheduler differs"),
     "schedule of another kind": ({"scheduler": by_function(0.9)}, {"scheduler": steps_of(2)}, "the scheduler differs"),
     "no schedule": ({"scheduler": steps_of(2)}, {}, "the scheduler differs"),
-    "pieces": ({"max_physical_batch": 4}, {"max_physical_batch": 5}, "the largest physical batch differs"),
-    "one piece": ({"max_physical_batch": 4}, {}, "the largest physical batch differs"),
-    "noise": ({"noise_draws": 1}, {"noise_draws": 2}, "the number of noise draws differs"),
+    "pieces": (pieces(4), pieces(5), "the largest physical batch differs"),
+    "one piece": (pieces(4), {}, "the largest physical batch differs"),
+    "noise": (draws(1), draws(2), "the number of noise draws differs"),
 }
 
 
@@ -572,9 +580,9 @@ def test_other_settings_are_refused_by_name(tmp_path, monkeypatch, kind):
 
 def test_pieces_fitted_to_the_memory_are_those_of_the_checkpoint(tmp_path, monkeypatch):
     """Dropout is drawn piece by piece, so other pieces would be other sums."""
-    stopped(tmp_path, max_physical_batch="auto")
+    stopped(tmp_path, execution=sartor.Execution(max_physical_batch="auto"))
     monkeypatch.setattr(os, "sysconf", lambda name: 1)
-    assert resumed(tmp_path, max_physical_batch="auto").steps == STEPS
+    assert resumed(tmp_path, execution=sartor.Execution(max_physical_batch="auto")).steps == STEPS
 
 
 def test_other_versions_are_refused_by_name(tmp_path, monkeypatch):
@@ -602,7 +610,7 @@ def test_a_run_that_is_looked_at_otherwise_takes_the_same_steps(tmp_path):
     first, others = plain(nn.Dropout(0.5)), TensorDataset(records().tensors[0][:9] + 1, records().tensors[1][:9])
     whole = fitted(copy.deepcopy(first), seed=1)
     stopped(tmp_path, model=copy.deepcopy(first), seed=1)
-    other = resumed(tmp_path, model=first, callbacks=[lambda progress: torch.rand(7)], public=others, every=1)
+    other = resumed(tmp_path, model=first, callbacks=[lambda progress: torch.rand(7)], evaluation=sartor.Evaluation(others, every=1))
     assert all(torch.equal(one, two) for one, two in zip(whole.model.parameters(), other.model.parameters(), strict=True))
 
 
@@ -854,7 +862,7 @@ def train(folder, resume, callbacks=()):
         Tokens(), Records(), budgets, plan, loss=lambda out, y: F.cross_entropy(out, y, weights, reduction="none"),
         collate=lambda items: (torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items])),
         optimizer=lambda p: torch.optim.Adam(p, lr=0.01), scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: 0.9**n),
-        checkpoint=folder, checkpoint_every=2, resume=resume, callbacks=callbacks, progress=False,
+        checkpoints=sartor.Checkpoints(folder, every=2, resume=resume), callbacks=callbacks, progress=False,
     )
 
 

@@ -99,7 +99,7 @@ def _private(data: Any, people: sartor.Budgets, plan: sartor.Plan, seed: int) ->
 
     with initial_weights(seed):
         model = registry.build(_RECIPE.model, shape=data.shape, classes=data.classes)
-    result = sartor.fit(model, data.train, people, plan, lr=_RECIPE.lr, public=data.test, seed=seed, progress=False)
+    result = sartor.fit(model, data.train, people, plan, lr=_RECIPE.lr, evaluation=sartor.Evaluation(data.test), seed=seed, progress=False)
     assert result.accuracy is not None
     return result.accuracy
 

@@ -161,7 +161,7 @@ def _budgets(asked: TrainSettings, recipe: usual.Recipe, data: Data) -> Budgets:
 
 
 def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
-    from sartor.sgd import NotFinite
+    from sartor.sgd import Checkpoints, Evaluation, Execution, NotFinite
 
     recipe, steps = job.recipe, job.plan.steps
     try:
@@ -173,13 +173,10 @@ def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
             lr=recipe.lr,
             optimizer=recipe.optimizer,
             momentum=recipe.momentum,
-            public=job.data.test if len(job.data.test) else None,
-            every=max(1, steps // _EVALUATIONS),
-            checkpoint=None if folder is None else folder.checkpoint,
-            checkpoint_every=None if folder is None else max(1, steps // _CHECKPOINTS),
-            resume=resume,
+            evaluation=Evaluation(job.data.test if len(job.data.test) else None, every=max(1, steps // _EVALUATIONS)),
+            checkpoints=None if folder is None else Checkpoints(folder.checkpoint, max(1, steps // _CHECKPOINTS), resume),
+            execution=Execution(max_physical_batch=job.asked.max_physical_batch),
             seed=job.asked.seed,
-            max_physical_batch=job.asked.max_physical_batch,
         )
     except NotFinite as stop:
         if folder is not None:

@@ -6,6 +6,7 @@ from sartor.run.stream import Stream
 from sartor.sgd.checkpoint import Changed, NotSaved, OtherEnvironment
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.optimizer import PrivateOptimizer
+from sartor.sgd.options import Checkpoints, Evaluation, Execution
 from sartor.sgd.private import make_private, unwrap
 from sartor.sgd.run import NotFinite, OutOfTurn
 from sartor.sgd.training import Progress, Result, Sensitive, evaluate, fit
@@ -13,6 +14,9 @@ from sartor.sgd.training import Progress, Result, Sensitive, evaluate, fit
 __all__ = [
     "Account",
     "Changed",
+    "Checkpoints",
+    "Evaluation",
+    "Execution",
     "Exhausted",
     "NotFinite",
     "NotSaved",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from sartor.sgd.interrupt import between_steps
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.loss import Loss
 from sartor.sgd.optimizer import PrivateOptimizer, make
+from sartor.sgd.options import Checkpoints, Evaluation, Execution
 from sartor.sgd.part import Parts
 from sartor.sgd.pristine import Pristine
 from sartor.sgd.private import make_private, unwrap
@@ -86,30 +86,24 @@ def fit(
     momentum: float = 0.0,
     loss: Callable[[Any, Any], Tensor] | None = None,
     scheduler: Callable[[Optimizer], Any] | None = None,
-    public: Dataset[Any] | None = None,
-    every: int | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
     callbacks: Sequence[Callable[[Progress], object]] = (),
-    patience: int | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int | None = None,
-    resume: bool = False,
+    evaluation: Evaluation | None = None,
+    checkpoints: Checkpoints | None = None,
+    execution: Execution | None = None,
     seed: int | None = None,
     progress: bool = True,
-    collate: Callable[[list[Any]], Any] | None = None,
-    workers: int = 0,
-    max_physical_batch: int | str | None = None,
-    noise_draws: int = 1,
-    sensitive: bool = False,
 ) -> Result:
     """Train `model` on `dataset`, whose records are pairs of input and target, under `plan`.
 
-    `public` is a data set that needs no protection (the training data are refused there): the model is evaluated on it every `every`
-    steps and at the end, and `patience` evaluations without a better accuracy end the run early (never by private data). `loss` may reduce
-    by mean, by sum or not at all: it is asked for one number per example.
-    `scheduler` makes a learning-rate scheduler from the optimizer and steps with it. `checkpoint` is a folder; `resume` continues from it,
-    and gives the end again of a run that is over; Ctrl-C ends the step at hand, writes a checkpoint and stops. A model that is no longer
-    finite ends the run (`NotFinite`); its steps stay charged.
-    `sensitive` adds per-group loss and accuracy on the training data, which the guarantee does not cover.
+    `optimizer` is "sgd" (with `momentum`), "adam", or a function from parameters to one of torch's, and `scheduler` makes a learning-rate
+    scheduler from it and steps with it. `loss` may reduce by mean, by sum or not at all: it is asked for one number per example; without
+    one it is cross entropy. `collate` makes a batch of records, as a `DataLoader`'s does. `callbacks` see the `Progress` after every step.
+
+    What is checked on the way is said by `evaluation`, what is kept by `checkpoints`, how steps are carried out by `execution`; without
+    them nothing is evaluated or kept. With checkpoints, Ctrl-C ends the step at hand, writes one and stops. A model that is no longer
+    finite ends the run (`NotFinite`); its steps stay charged. `seed` is for tests: a seeded run is not private, and its account says so.
+    `progress` shows a bar.
 
     >>> import sartor, torch
     >>> data = torch.utils.data.TensorDataset(torch.randn(200, 4), torch.randint(0, 2, (200,)))
@@ -119,13 +113,17 @@ def fit(
     >>> result.account
     Account(5 of 5 steps)
     """
-    _check(every, patience, public, checkpoint, checkpoint_every, resume)
+    checks, how = evaluation or Evaluation(), execution or Execution()
+    public = checks.public
+    folder = None if checkpoints is None else checkpoints.folder
+    if checkpoints is not None and not checkpoints.resume:
+        saving.refuse_begun(checkpoints.folder)
     refuse_protected(public, dataset, budgets)
     start = time.perf_counter()
     measure = Loss(loss)
     inner = make(optimizer, [p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
-    of = {**saving.fingerprint(plan, budgets, dataset), "loss": measure.name} if checkpoint is not None else {}
-    found = saving.Checkpoint(checkpoint, of) if resume and checkpoint is not None else None
+    of = {**saving.fingerprint(plan, budgets, dataset), "loss": measure.name} if folder is not None else {}
+    found = saving.Checkpoint(checkpoints.folder, of) if checkpoints is not None and checkpoints.resume else None
     history: list[dict[str, float]] = [] if found is None else list(found.public.get("history", ()))
     stopped = found is not None and bool(found.public.get("stopped"))
 
@@ -146,7 +144,7 @@ def fit(
             seconds=time.perf_counter() - start,
             steps=account.steps,
             stopped_early=stopped,
-            sensitive=_per_group(model, dataset, plan.groups_of(budgets), len(plan), measure, collate) if sensitive else None,
+            sensitive=_per_group(model, dataset, plan.groups_of(budgets), len(plan), measure, collate) if checks.sensitive else None,
         )
 
     if found is not None and found.over:
@@ -167,12 +165,12 @@ def fit(
         plan,
         reduction="sum",
         collate=collate,
-        workers=workers,
-        max_physical_batch=found.physical_batch if found is not None and max_physical_batch == "auto" else max_physical_batch,
-        noise_draws=noise_draws,
+        workers=how.workers,
+        max_physical_batch=found.physical_batch if found is not None and how.max_physical_batch == "auto" else how.max_physical_batch,
+        noise_draws=how.noise_draws,
         stream=stream,
         kernels=None if found is None else found.kernels,
-        repeatable=checkpoint is not None,
+        repeatable=folder is not None,
     )
     loader.pristine = pristine
     modes = [(module, module.training) for module in model.modules()]
@@ -187,24 +185,23 @@ def fit(
 
         def save(**ended: str) -> None:
             nonlocal saved
-            if checkpoint is None:
+            if folder is None:
                 return
             known, over = {"history": history, "stopped": stopped, **ended}, stopped or bool(ended)
             try:
-                saving.save_checkpoint(checkpoint, private, loader, of, schedule, known, over=over, loss=measure.name)
+                saving.save_checkpoint(folder, private, loader, of, schedule, known, over=over, loss=measure.name)
                 saved = private.run.steps
             except saving.Changed as changed:
                 # its budgets are being spent: it goes on, and the checkpoint of before the change is as sound as ever
-                would = f"would resume from its step {saved}" if saving.exists(checkpoint) else "could not be resumed"
+                would = f"would resume from its step {saved}" if saving.exists(folder) else "could not be resumed"
                 warnings.warn(f"{changed} Stopped now, this run {would}.", saving.NotSaved, stacklevel=3)
 
         if found is None:
             save()
         model.train()
-        keeps = checkpoint is not None
         with (
             bar("training", plan.steps, private.run.steps, wanted=progress) as advance,
-            between_steps() if keeps else nullcontext(lambda: False) as interrupted,
+            between_steps() if folder is not None else nullcontext(lambda: False) as interrupted,
         ):
             for _ in _steps(model, private, loader, measure):
                 if schedule is not None:
@@ -216,10 +213,10 @@ def fit(
                     with loader.public_changes(model=model, loss=measure) if callbacks else nullcontext():
                         for callback in callbacks:
                             callback(Progress(done, plan.steps, model, private.account))
-                    if public is not None and every is not None and done % every == 0:
+                    if checks.is_due(done):
                         history.append(evaluated(private.account()))
-                        stopped = patience is not None and _stale(history, patience)
-                if checkpoint_every is not None and done % checkpoint_every == 0 and done < plan.steps:
+                        stopped = checks.patience is not None and _stale(history, checks.patience)
+                if checkpoints is not None and checkpoints.is_due(done) and done < plan.steps:
                     save()
                 if stopped:
                     break
@@ -236,18 +233,6 @@ def fit(
         for module, mode in modes:
             module.training = mode
     return result(account)
-
-
-def _check(every: int | None, patience: int | None, public: Any, checkpoint: Any, checkpoint_every: int | None, resume: bool) -> None:
-    for name, value in {"every": every, "patience": patience, "checkpoint_every": checkpoint_every}.items():
-        if value is not None and value < 1:
-            raise SartorError(f"{name} must be 1 or more, not {value}.")
-    if patience is not None and (public is None or every is None):
-        raise SartorError("stopping early needs public data and a number of steps between evaluations (public=, every=).")
-    if (resume or checkpoint_every is not None) and checkpoint is None:
-        raise SartorError("checkpoints need a folder (checkpoint=).")
-    if checkpoint is not None and not resume:
-        saving.refuse_begun(checkpoint)
 
 
 def _steps(model: nn.Module, optimizer: PrivateOptimizer, loader: PrivateLoader, measure: Loss) -> Iterator[None]:

@@ -1,0 +1,77 @@
+"""What `fit` does besides training: how a run is checked, what is kept of it, and how its steps are carried out.
+
+Nothing here changes what anybody spends.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from sartor.errors import SartorError
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """How a model is checked: on `public` records every `every` steps and at the end.
+
+    `public` is a data set that needs no protection; the training data are refused there. `patience` evaluations without a better accuracy
+    end the run early, never by private data. `sensitive` adds per-group loss and accuracy on the training data, which no guarantee covers.
+    """
+
+    public: Dataset[Any] | None = None
+    every: int | None = None
+    patience: int | None = None
+    sensitive: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive(every=self.every, patience=self.patience)
+        if self.patience is not None and (self.public is None or self.every is None):
+            raise SartorError("stopping early needs public data and a number of steps between evaluations (public=, every=).")
+
+    def is_due(self, step: int) -> bool:
+        """Whether the model is evaluated after this step, though it is not the last."""
+        return self.public is not None and self.every is not None and step % self.every == 0
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where a run is kept, to go on after a stop: in `folder`, every `every` steps, when it is interrupted and at the end.
+
+    `resume` continues the run that is kept there, and gives the end again of one that is over.
+
+    >>> Checkpoints("run/checkpoint", every=500, resume=True).is_due(1_000)
+    True
+    """
+
+    folder: str | os.PathLike[str]
+    every: int | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive(every=self.every)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the run is kept after this step, though it is not the last."""
+        return self.every is not None and step % self.every == 0
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How steps are carried out: `workers` load records, and batches are cut to `max_physical_batch` examples ("auto" finds what fits).
+
+    `noise_draws` of 4, say, sums as many draws into every noise, which defends against attacks on its low bits.
+    """
+
+    workers: int = 0
+    max_physical_batch: int | str | None = None
+    noise_draws: int = 1
+
+
+def _check_positive(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise SartorError(f"{name} must be 1 or more, not {value}.")
