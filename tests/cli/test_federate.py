@@ -355,6 +355,29 @@ def deployment(monkeypatch):
     return deployed
 
 
+def test_the_app_that_is_sent_to_a_server_runs_what_was_asked_for(app, tmp_path, capsys):
+    asked = FederateSettings(clients=20, epsilon="1", rounds=4, per_round=5, accountant="rdp", public_rate=0.5, seed=7)
+    settings, strategy, folder = asked.task(7), asked.strategy(), str(tmp_path / "ledger")
+    command._write_app(tmp_path / "app", command._Job(settings, strategy, None, folder, every=3))
+    config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert federated.StrategySettings.from_json(json.loads(config["strategy"])) == strategy
+    app.server(Task(settings), SimpleNamespace(run_config=config, node_config={}))
+    found = json.loads(capsys.readouterr().out.removeprefix(app.ANNOUNCED))
+    assert [point["round"] for point in found["history"]] == [0, 3, 4]
+    assert (found["rounds"], found["private"]) == (4, False)
+    with Ledger(folder) as ledger:
+        assert ledger.settings == settings.to_json()
+
+
+def test_a_simulation_is_given_the_plan_that_was_checked(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(command, "_simulated", lambda job: seen.append(job) or done(job.strategy.rounds))
+    assert run("federate", "--clients", "30", "--per-round", "5", "--rounds", "3", "--accountant", "rdp", "--seed", "1", "--json")[0] == 0
+    (job,) = seen
+    assert job.plan.record() == job.strategy.plan(Task(job.settings).budgets).record()
+    assert job.strategy.min_clients == 30
+
+
 def test_a_deployment_is_followed_to_its_result(deployment):
     log = 'INFO : [ROUND 1/3]\nINFO : [ROUND 2/3]\nINFO : [ROUND 3/3]\nsartor-result: {"rounds": 5}\n'
     found, told = deployment(log)

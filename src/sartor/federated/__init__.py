@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sartor.federated.enrolment import Enrolled, Limits, enrol
 from sartor.federated.plan import AdaptiveClip, FederatedPlan, plan
+from sartor.federated.settings import StrategySettings
 from sartor.federated.updates import Malformed, clipped, norm, update_of
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "Released",
     "Round",
     "ServerOptimizer",
+    "StrategySettings",
     "clipped",
     "enrol",
     "norm",
