@@ -48,9 +48,9 @@ def test_the_adaptive_split_of_the_published_figure():
 def _with_noise(multiplier, count_noise, shares=(1.0,)):
     """A plan of one round in which everyone takes part, with these numbers."""
     size = len(shares)
-    arrays = {"delta": np.full(size, 0.5), "holders": np.full(size, 30), "rate": np.ones(size), "clips": 2.0 * np.array(shares)}
-    window = {"first": np.zeros(size, int), "last": np.ones(size, int)}
-    plan = sartor.Plan("scale", "rdp", 1, 30.0, 2.0, multiplier, epsilon=1e6 + np.arange(size), **arrays, **window)
+    arrays = {"epsilon": 1e6 + np.arange(size), "delta": np.full(size, 0.5), "holders": np.full(size, 30)}
+    stage = sartor.plans.Stage(1, multiplier, rate=np.ones(size), clips=2.0 * np.array(shares))
+    plan = sartor.Plan("scale", "rdp", batch=30.0, clip=2.0, stages=[stage], **arrays)
     return federated.FederatedPlan(plan, federated.AdaptiveClip(noise=count_noise))
 
 

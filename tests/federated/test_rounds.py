@@ -62,13 +62,13 @@ def test_zero_updates_and_arrays_of_no_dimension_are_clipped_like_others():
 def plan_for(shares=(1.0,), *, per_round=7.0, multiplier=0.0, adaptive=None, holders=20):
     """Everyone takes part in each of three rounds; no noise unless a multiplier is given."""
     size = len(shares)
-    arrays = {"delta": np.full(size, 0.5), "holders": np.full(size, holders), "rate": np.ones(size), "clips": 1.5 * np.array(shares)}
-    window = {"first": np.zeros(size, int), "last": np.full(size, 3)}
+    arrays = {"delta": np.full(size, 0.5), "holders": np.full(size, holders)}
+    stage = sartor.plans.Stage(3, multiplier, rate=np.ones(size), clips=1.5 * np.array(shares))
     epsilon = np.full(size, np.inf) if multiplier == 0 and size == 1 else 1e9 + np.arange(size)
     if multiplier == 0:
         arrays["delta"] = np.linspace(0.1, 0.5, size)
         epsilon = np.full(size, np.inf)
-    plan = sartor.Plan("scale", "rdp", 3, per_round, 1.5, multiplier, epsilon=epsilon, **arrays, **window)
+    plan = sartor.Plan("scale", "rdp", batch=per_round, clip=1.5, stages=[stage], epsilon=epsilon, **arrays)
     return federated.FederatedPlan(plan, adaptive)
 
 
