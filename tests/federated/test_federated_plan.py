@@ -137,3 +137,15 @@ def test_an_adaptive_clip_needs_everyone_in_every_round():
     budgets = sartor.Budgets.from_groups([(1.0, 50), (2.0, 50)], delta=1e-3)
     with pytest.raises(SartorError, match="take turns"):
         federated.plan(budgets, "sequential", rounds=20, per_round=20, accountant="rdp", adaptive=federated.AdaptiveClip(noise=20.0))
+
+
+def test_a_round_has_the_noise_of_the_plan_so_stages_that_differ_are_refused():
+    arrays = {"epsilon": np.array([1e6]), "delta": np.array([0.5]), "holders": np.array([30])}
+    stages = [sartor.plans.Stage(2, noise, rate=[0.5], clips=2.0) for noise in (3.0, 4.0)]
+    with pytest.raises(sartor.SartorError, match="differs from stage to stage"):
+        federated.FederatedPlan(sartor.Plan("own", "rdp", batch=15.0, clip=2.0, stages=stages, **arrays))
+    coins = sartor.plans.Stage(2, 3.0, rate=[0.5], clips=2.0, inclusion=0.5)
+    plan = sartor.Plan("own", "rdp", batch=15.0, clip=2.0, stages=[coins], **arrays)
+    federated.FederatedPlan(plan)
+    with pytest.raises(sartor.SartorError, match="everyone in every round"):
+        federated.FederatedPlan(plan, federated.AdaptiveClip(noise=5.0))

@@ -68,8 +68,10 @@ class FederatedPlan:
     adaptive: AdaptiveClip | None = None
 
     def __post_init__(self) -> None:
+        _ = self.accounted.noise  # refused where it differs from stage to stage: a round has the noise of the plan
         taking_turns = (self.accounted.rate > 0) & (self.accounted.last - self.accounted.first != self.rounds)
-        if self.adaptive is not None and np.any(taking_turns):
+        changing = len(self.accounted.stages) > 1 or np.any(taking_turns) or np.any(self.accounted.parts.inclusion < 1)
+        if self.adaptive is not None and changing:
             raise SartorError("an adaptive clip needs everyone in every round: a scheme in which groups take turns has a fixed one.")
         if self.adaptive is None or not self.accounted.noise_multiplier:
             return
@@ -80,7 +82,7 @@ class FederatedPlan:
                 "half the noise multiplier; give the count more noise, expect more clients in a round, or keep the clip fixed."
             )
         joint = 1 / np.sqrt((self.shares / self.update_noise_multiplier) ** 2 + (self.shares / most) ** 2)
-        if np.any(joint < self.accounted.noise_multipliers):
+        if np.any((joint < self.accounted.noise_multipliers) & (self.accounted.rate > 0)):
             raise Infeasible("updates and count together would cost a group more than its plan allows.")
 
     @property
