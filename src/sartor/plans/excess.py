@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 _POINTS = 400
-_REACH_DELTA = 1e-6  # beyond the epsilon of this delta a profile is too small to matter
+_LEAST_DELTA = 1e-6  # where profiles are below it they are too small to matter
 _KNOTS = 12  # of many budgets with one delta, on either side of the mean rate
 _FEW = 32  # budgets that are computed one by one
 
@@ -37,16 +37,20 @@ def divergence(got: Exposure, alone: SampledGaussian) -> float:
     if got == alone:
         return 0.0
     of_got, of_alone = (pld.Profile(exposure, _at(exposure, pld.PROFILE_DELTA)) for exposure in (got, alone))
-    return highest(of_got, of_alone, max(min(_at(got, _REACH_DELTA)[0], 700.0), 1e-6))
+    return highest(of_got, of_alone, max(min(_at(got, _LEAST_DELTA)[0], 700.0), 1e-6))
 
 
 def highest(got: pld.Profile, alone: pld.Profile, top: float) -> float:
-    """The largest of (delta_got - delta_alone) / (1 + e^epsilon) over epsilon in [0, top] and both directions, and at least 0."""
+    """The largest of (delta_got - delta_alone) / (1 + e^epsilon) over epsilon in [0, top] and both directions, and at least 0.
+
+    Where delta_got is too small to matter, it does not count.
+    """
     grid = np.linspace(0.0, top, _POINTS)
     best = 0.0
     for _ in range(3):  # the whole curve first, then twice around its highest point
         got_profile, alone_profile = got.delta(grid), alone.delta(grid)
-        height = np.max([(got_profile[way] - alone_profile[way]) / (1 + np.exp(grid)) for way in ("remove", "add")], axis=0)
+        matters = np.maximum(got_profile["remove"], got_profile["add"]) >= _LEAST_DELTA
+        height = np.max([(got_profile[way] - alone_profile[way]) / (1 + np.exp(grid)) for way in ("remove", "add")], axis=0) * matters
         peak = int(np.argmax(height))
         best = max(best, float(height[peak]))
         grid = np.linspace(grid[max(peak - 1, 0)], grid[min(peak + 1, _POINTS - 1)], _POINTS)
