@@ -17,9 +17,10 @@ import sartor
 from sartor.errors import SartorError
 from sartor.pate import charges, folder
 from sartor.pate.aggregators import GNMax
+from sartor.pate.build import plan
 from sartor.pate.costs import Accountant
 from sartor.pate.folder import EnsembleFolder
-from sartor.pate.plan import VARIANTS, plan
+from sartor.pate.variants import VARIANTS
 from sartor.pate.voting import DataDependent
 from sartor.run import files
 from sartor.run.stream import Stream

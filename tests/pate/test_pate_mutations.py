@@ -8,7 +8,8 @@ import pytest
 import sartor
 from sartor.pate import charges, folder, voting
 from sartor.pate.aggregators import Confident, GNMax
-from sartor.pate.plan import PatePlan, plan
+from sartor.pate.build import plan
+from sartor.pate.plan import PatePlan
 from sartor.run import files
 from sartor.run.stream import Stream
 from sartor_testing import ensembles, kept_ensembles

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 import sartor
 from sartor.errors import Infeasible, SartorError
 from sartor.pate.aggregators import Confident, GNMax, Interactive
+from sartor.pate.build import plan
 from sartor.pate.costs import Accountant
-from sartor.pate.plan import VARIANTS, PatePlan, plan
+from sartor.pate.plan import PatePlan
+from sartor.pate.variants import VARIANTS
 from sartor_testing.ensembles import made, people, populations
 
 SETUPS = {"34-43-23": [0.34, 0.43, 0.23], "54-37-9": [0.54, 0.37, 0.09]}

@@ -11,7 +11,7 @@ from scipy.stats import norm
 import sartor
 from sartor.pate import voting
 from sartor.pate.aggregators import Confident, GNMax, Interactive
-from sartor.pate.plan import plan
+from sartor.pate.build import plan
 from sartor.run.stream import Stream
 
 MANY = 400_000

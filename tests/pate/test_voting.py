@@ -13,8 +13,10 @@ import sartor
 from sartor.errors import SartorError
 from sartor.pate import voting
 from sartor.pate.aggregators import NONE, Confident, GNMax, Interactive
+from sartor.pate.build import plan
 from sartor.pate.costs import Accountant
-from sartor.pate.plan import VARIANTS, PatePlan, plan
+from sartor.pate.plan import PatePlan
+from sartor.pate.variants import VARIANTS
 from sartor.run.stream import Stream
 from sartor_testing import pate_reference as reference
 from sartor_testing.ensembles import (

@@ -12,7 +12,8 @@ import sartor
 from sartor.errors import Infeasible
 from sartor.pate import voting
 from sartor.pate.aggregators import NONE, Confident, GNMax, Interactive
-from sartor.pate.plan import VARIANTS, plan
+from sartor.pate.build import plan
+from sartor.pate.variants import VARIANTS
 from sartor.run.stream import Stream
 from sartor_testing import pate_reference as reference
 

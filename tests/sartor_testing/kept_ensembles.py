@@ -9,8 +9,8 @@ import numpy as np
 import sartor
 from sartor.errors import SartorError
 from sartor.pate.aggregators import GNMax
+from sartor.pate.build import plan
 from sartor.pate.folder import EnsembleFolder
-from sartor.pate.plan import plan
 from sartor.run.stream import Stream
 from sartor_testing.ensembles import holders_within_budget, random_votes
 

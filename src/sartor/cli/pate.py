@@ -73,7 +73,7 @@ def pate(
         raise SartorError(f"there are {len(own):,} budgets for {len(work.private):,} private records.")
     count = (25 if dataset == "digits" else 250) if teachers is None else teachers
     kind = _aggregator(dataset, count, aggregator, noise, threshold, threshold_noise)
-    plan = plan_pate(own, variant, teachers=count, aggregator=kind, tune=tune)  # type: ignore[arg-type]
+    plan = plan_pate(own, variant, teachers=count, aggregator=kind, tune=tune)
     options = {"bound": bound, "accountant": _accountant(accounting), "labels": labels, "go_on": go_on}
     check_options(plan, bound, go_on, _accountant(accounting))
     if out is not None:

@@ -18,12 +18,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sartor.pate.account import PateAccount
 from sartor.pate.aggregators import NONE, Confident, GNMax, Interactive
+from sartor.pate.build import plan
 from sartor.pate.costs import Accountant
 from sartor.pate.folder import EnsembleFolder
 from sartor.pate.partition import Partition, partition
-from sartor.pate.plan import VARIANTS, PatePlan, plan
-from sartor.pate.voting import DataDependent, Labels, PateAccount, aggregate
+from sartor.pate.plan import PatePlan
+from sartor.pate.variants import VARIANTS
+from sartor.pate.voting import DataDependent, Labels, aggregate
 
 if TYPE_CHECKING:
     from sartor.pate.labelling import labelling as labelling

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from sartor.errors import SartorError
 from sartor.pate import sealed
+from sartor.pate.account import PateAccount
 from sartor.pate.costs import Accountant
 from sartor.pate.plan import PatePlan
-from sartor.pate.voting import PateAccount
 from sartor.run.files import Lock, write_private
 
 _CHARGED = "charged"

@@ -39,12 +39,13 @@ from sartor.documents import read_json
 from sartor.errors import Infeasible, SartorError
 from sartor.numbers import from_json_number, to_json_number
 from sartor.pate import sealed
+from sartor.pate.account import Bound, PateAccount
 from sartor.pate.charges import Charge, Charges
 from sartor.pate.costs import Accountant
 from sartor.pate.partition import partition
 from sartor.pate.plan import PatePlan, whole
 from sartor.pate.publish import Published, published
-from sartor.pate.voting import Bound, Labels, PateAccount, aggregate, checked_votes
+from sartor.pate.voting import Labels, aggregate, checked_votes
 from sartor.run.files import Lock, lock, same, write_private
 from sartor.run.stream import Stream
 

@@ -43,7 +43,7 @@ def partition(plan: PatePlan, budgets: Budgets, key: bytes | None = None, *, hol
     Without a key one is drawn; keep it to place newcomers later. Where rows are the names, a holder who leaves must leave an empty row.
 
     >>> import sartor
-    >>> from sartor.pate.plan import plan
+    >>> from sartor.pate.build import plan
     >>> people = sartor.Budgets.from_groups([(1.0, 600), (2.0, 400)], delta=1e-5)
     >>> placed = partition(plan(people, "upsample", teachers=20), people, b"key")
     >>> len(placed.slices()), sum(len(rows) for rows in placed.slices())

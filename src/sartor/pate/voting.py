@@ -11,22 +11,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sartor.accounting import rdp
-from sartor.confidential import to_json
 from sartor.errors import SartorError, SartorWarning
 from sartor.pate import bounds
+from sartor.pate.account import Bound, PateAccount
 from sartor.pate.aggregators import NONE, Confident
 from sartor.pate.costs import Accountant
 from sartor.pate.plan import PatePlan, whole
+from sartor.pate.rows import per_row, row_count
 from sartor.run.stream import Stream
 
 Array = NDArray[np.float64]
-Bound = Literal["independent", "dependent"]
 _BLOCK = 4096  # queries whose noise and counts are held at once
 _SCHEDULED = 256  # the same where each query has participants of its own
 
@@ -51,81 +51,6 @@ class Labels:
 
     def __repr__(self) -> str:
         return f"Labels({len(self):,} of {int(self.asked.sum()):,} queries asked; {self.account!r})"
-
-
-@dataclass(frozen=True, eq=False)
-class PateAccount:
-    """What each group has spent. Under the data-dependent bound it is sensitive."""
-
-    plan: PatePlan
-    accountant: Accountant
-    bound: Bound
-    cost: Array = field(repr=False)
-    divergence: Array | None = field(default=None, repr=False)
-    queries: int = 0
-    seeded: bool = False
-
-    @property
-    def sensitive(self) -> bool:
-        """Whether this account says something about the private votes."""
-        return self.bound == "dependent"
-
-    @property
-    def spent(self) -> Array:
-        """Epsilon that each group has spent at its delta: that of its worst teacher."""
-        delta = self.plan.spendable[1]
-        if self.divergence is None:
-            return self.accountant.epsilon(np.array([self.cost[rows].max() for rows in _rows_of(self.plan)]), delta)
-        return np.array([self._by_votes(self.divergence[rows], float(own)) for rows, own in zip(_rows_of(self.plan), delta, strict=True)])
-
-    def _by_votes(self, divergence: Array, delta: float) -> float:
-        assert self.accountant.orders is not None
-        spent = rdp.to_epsilon(divergence, self.accountant.orders, delta, self.accountant.conversion)
-        return float(np.where(np.any(divergence > 0, axis=-1), spent, 0.0).max())
-
-    def __add__(self, other: PateAccount) -> PateAccount:
-        """Both votings together: by the votes, and so sensitive, if either was."""
-        by_votes = next((account.accountant for account in (other, self) if account.sensitive), None)
-        divergence = None if by_votes is None else self.divergence_at(by_votes) + other.divergence_at(by_votes)
-        return PateAccount(
-            self.plan,
-            by_votes or other.accountant,
-            "independent" if by_votes is None else "dependent",
-            self.cost + other.cost,
-            divergence,
-            self.queries + other.queries,
-            self.seeded or other.seeded,
-        )
-
-    def divergence_at(self, accountant: Accountant) -> Array:
-        """Rényi divergences at another accountant's orders: by the votes where this was accounted so, else by the noise."""
-        assert accountant.orders is not None
-        if self.divergence is None:
-            return np.asarray(self.cost[:, None] / 2 * accountant.orders)
-        if self.accountant.orders is None or not np.array_equal(self.accountant.orders, accountant.orders):
-            raise SartorError("an earlier voting was accounted at other orders: use the same.")
-        return self.divergence
-
-    def to_json(self) -> dict[str, Any]:
-        """This account as a JSON document; groups of fewer than ten holders are merged, and show the most that they allow as spend.
-
-        Where some are, the other groups show their sensitivity with one digit and their spend as a range.
-        """
-        plan, view, spent = self.plan, self.plan.view, self.spent
-        groups = [
-            {
-                "epsilon": to_json(view.value(plan.epsilon, row)),
-                "delta": to_json(view.value(plan.delta, row)),
-                "holders": view.people(row),
-                "sensitivity": to_json(view.value(view.coarse(plan.sensitivity), row)),
-                "spent": to_json(view.spent(spent, row)),
-            }
-            for row in view.rows()
-        ]
-        return {"bound": self.bound, "sensitive": self.sensitive, "private": not self.seeded and not self.sensitive, "groups": groups}
-
-    def __repr__(self) -> str:
-        return f"PateAccount({self.bound}{', sensitive' if self.sensitive else ''}, {self.queries:,} queries)"
 
 
 def aggregate(
@@ -192,7 +117,7 @@ def check_options(plan: PatePlan, bound: str, go_on: bool, accountant: Accountan
         raise SartorError("the data-dependent bound is in Rényi divergences: give an accountant with orders.")
     if bound not in ("independent", "dependent"):
         raise SartorError(f'a bound is "independent" or "dependent", not "{bound}".')
-    if go_on and (bound == "dependent" or plan.variant not in ("weight", "vanish")):
+    if go_on and (bound == "dependent" or not plan.apart):
         raise SartorError(
             "going on without those who are out is for weighting and vanishing under the data-independent bound: under the others it would "
             "tell who has spent what, or there are no teachers of theirs alone."
@@ -207,7 +132,7 @@ class _Voting:
     ) -> None:
         self.plan, self.votes, self.classes, self.student = plan, votes, classes, student
         self.accountant, self.stream = accountant, stream
-        self.before, self.cost = np.zeros(_rows(plan)), np.zeros(_rows(plan))
+        self.before, self.cost = np.zeros(row_count(plan)), np.zeros(row_count(plan))
         self.divergence_before: Array | None = None
         self.divergence: Array | None = None
         self.labels = np.full(len(votes), NONE, np.int64)
@@ -239,10 +164,10 @@ class _Voting:
         if bound == "dependent":
             self._run_by_votes(enough)
             return
-        allowance = _per_row(self.plan, self.accountant.allowance(*self.plan.spendable))
+        allowance = per_row(self.plan, self.accountant.allowance(*self.plan.spendable))
         place = 0
         while place < len(self.votes) and np.sum(self.labels != NONE) < enough:
-            block = _SCHEDULED if self.plan.variant == "vanish" else _BLOCK
+            block = _SCHEDULED if self.plan.rests else _BLOCK
             most = int(min(len(self.votes) - place, block, enough - np.sum(self.labels != NONE)))
             weights, sensitivity = self._multipliers(place, most)
             voted = weights.max(1) > 0
@@ -262,7 +187,7 @@ class _Voting:
         """For the next queries: the weight of every teacher, and the sensitivity of every row of the account."""
         schedule = self.plan.schedule(self.offset + place, count) & self.active
         weights = np.where(schedule, self.plan.weights, 0.0)
-        if self.plan.variant == "vanish":
+        if self.plan.rests:
             return weights, weights
         taking_part = np.array([bool(self.active[self.plan.begin[g]]) for g in range(len(self.plan))])
         return weights, np.broadcast_to(np.where(taking_part, self.plan.sensitivity, 0.0), (count, len(self.plan)))
@@ -274,7 +199,7 @@ class _Voting:
 
     def _safe(self, sensitivity: Array, allowance: Array) -> tuple[int, NDArray[np.bool_]]:
         """How many of the next queries everyone can pay for whatever their answers, and who cannot pay for the one after them."""
-        if self.plan.variant != "vanish":  # the same for every query
+        if not self.plan.rests:  # the same for every query
             each = sensitivity[0] ** 2 * sum(self._prices())
             spent, paying = self.before + self.cost, each > 0
             safe = int(min(np.min((allowance - spent)[paying] // each[paying], initial=np.inf), len(sensitivity)))
@@ -290,7 +215,7 @@ class _Voting:
     def _leave(self, out: NDArray[np.bool_]) -> bool:
         """Go on without the teachers of those who are out; whether anybody is left."""
         for row in np.flatnonzero(out):
-            if self.plan.variant == "vanish":
+            if self.plan.rests:
                 self.active[row] = False
             else:
                 self.active[self.plan.begin[row] : self.plan.end[row]] = False
@@ -309,13 +234,13 @@ class _Voting:
         self.weights.append(weights)
         test, answer = self._prices()
         squares = self._row_sensitivity(weights) ** 2
-        if self.plan.variant != "vanish":
+        if not self.plan.rests:
             return np.asarray(squares[0] * (count * test + int(passed.sum()) * answer))
         return np.asarray(squares.sum(0) * test + (squares * passed[:, None]).sum(0) * answer)
 
     def _row_sensitivity(self, weights: Array) -> Array:
         """The sensitivity of every row of the account in these queries; one line of them where it is the same in all."""
-        if self.plan.variant == "vanish":
+        if self.plan.rests:
             return weights
         return np.asarray(weights[:1, self.plan.begin] * self.plan.duplicates)
 
@@ -332,9 +257,9 @@ class _Voting:
         assert orders is not None
         assert self.divergence is not None
         assert self.divergence_before is not None
-        epsilon, delta = (_per_row(plan, values) for values in plan.spendable)
+        epsilon, delta = (per_row(plan, values) for values in plan.spendable)
         found = 0
-        block = _SCHEDULED if plan.variant == "vanish" else _BLOCK
+        block = _SCHEDULED if plan.rests else _BLOCK
         for begin in range(0, len(self.votes), block):
             size = min(block, len(self.votes) - begin)
             weights, sensitivity = self._multipliers(begin, size)
@@ -367,25 +292,3 @@ class _Voting:
 def _counts(votes: NDArray[Any], classes: int, weights: Array) -> Array:
     """The weight of the votes for each class: (queries, classes)."""
     return np.stack([np.where(votes == label, weights, 0.0).sum(1) for label in range(classes)], axis=1)
-
-
-def _rows(plan: PatePlan) -> int:
-    return plan.teachers if plan.variant == "vanish" else len(plan)
-
-
-def _per_row(plan: PatePlan, values: Array) -> Array:
-    """A figure of each group as a figure of each row of the account; where groups share a teacher, the strictest of theirs."""
-    if plan.variant != "vanish":
-        return values
-    found = np.full(plan.teachers, np.inf)
-    for group in range(len(plan)):
-        part = slice(int(plan.begin[group]), int(plan.end[group]))
-        found[part] = np.minimum(found[part], values[group])
-    return found
-
-
-def _rows_of(plan: PatePlan) -> list[slice]:
-    """The rows of the account that are each group's."""
-    if plan.variant != "vanish":
-        return [slice(group, group + 1) for group in range(len(plan))]
-    return [slice(int(begin), int(end)) for begin, end in zip(plan.begin, plan.end, strict=True)]
