@@ -11,22 +11,30 @@ from numpy.typing import NDArray
 from sartor.accounting import rdp
 from sartor.confidential import to_json
 from sartor.errors import SartorError
+from sartor.exposure import Composition, SampledGaussian
 from sartor.pate.costs import Accountant
 from sartor.pate.plan import PatePlan
-from sartor.pate.rows import rows_of
+from sartor.pate.rows import rows_of, sensitivities
 
 Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
 Bound = Literal["independent", "dependent"]
 
 
 @dataclass(frozen=True, eq=False)
 class PateAccount:
-    """What each group has spent. Under the data-dependent bound it is sensitive."""
+    """What each group has spent. Under the data-dependent bound it is sensitive.
+
+    Arrays have one entry for each row (`rows`): `cost` as `costs` adds it up, `asked` the queries that its people took part in, `answered`
+    those of them that got an answer.
+    """
 
     plan: PatePlan
     accountant: Accountant
     bound: Bound
     cost: Array = field(repr=False)
+    asked: Counts = field(repr=False)
+    answered: Counts = field(repr=False)
     divergence: Array | None = field(default=None, repr=False)
     queries: int = 0
     seeded: bool = False
@@ -58,6 +66,8 @@ class PateAccount:
             by_votes or other.accountant,
             "independent" if by_votes is None else "dependent",
             self.cost + other.cost,
+            self.asked + other.asked,
+            self.answered + other.answered,
             divergence,
             self.queries + other.queries,
             self.seeded or other.seeded,
@@ -71,6 +81,27 @@ class PateAccount:
         if self.accountant.orders is None or not np.array_equal(self.accountant.orders, accountant.orders):
             raise SartorError("an earlier voting was accounted at other orders: use the same.")
         return self.divergence
+
+    def exposure(self, group: int) -> Composition:
+        """What a member of a group underwent in the queries so far: a Gaussian for each noisy test, and one for each answer.
+
+        Of the rows of a group it is the one that cost most. `exposure(group).to_dp_event()` is for dp_accounting.
+
+        Guarantee: composed, these bound what everything released by the voting tells of a member, under removing or replacing them.
+        Proof: `bounds`: a test moves one count by the sensitivity, an answer two, so their ratios are s / noise and sqrt(2) s / noise.
+        Breaks if: it is taken for a limit that was fixed beforehand: how many were answered followed from earlier answers.
+        """
+        if self.sensitive:
+            raise SartorError("by the data-dependent bound costs follow the private votes and are no exposure: use bound='independent'.")
+        rows, kind = rows_of(self.plan)[group], self.plan.aggregator
+        row = rows.start + int(np.argmax(self.cost[rows]))
+        votes = float(sensitivities(self.plan)[row])
+        return Composition(
+            (
+                SampledGaussian(1.0, kind.test_noise / votes, int(self.asked[row])),
+                SampledGaussian(1.0, kind.noise / (np.sqrt(2.0) * votes), int(self.answered[row])),
+            )
+        )
 
     def to_json(self) -> dict[str, Any]:
         """This account as a JSON document; groups of fewer than ten holders are merged, and show the most that they allow as spend.

@@ -113,7 +113,7 @@ def _packed(charge: Charge) -> dict[str, NDArray[Any]]:
     document: dict[str, Any] = {"aggregation": account is not None}
     if account is not None:
         assert charge.labels is not None
-        arrays = {"cost": account.cost, "labels": charge.labels}
+        arrays = {"cost": account.cost, "asked": account.asked, "answered": account.answered, "labels": charge.labels}
         if account.divergence is not None:
             arrays["divergence"] = account.divergence
         if account.accountant.orders is not None:
@@ -136,6 +136,8 @@ def _unpacked(plan: PatePlan, stored: Mapping[str, NDArray[Any]]) -> Charge:
         Accountant(stored.get("orders"), document["conversion"]),
         document["bound"],
         stored["cost"],
+        stored["asked"],
+        stored["answered"],
         stored.get("divergence"),
         int(document["queries"]),
         bool(document["seeded"]),

@@ -34,3 +34,8 @@ def rows_of(plan: PatePlan) -> list[slice]:
     if not plan.rests:
         return [slice(group, group + 1) for group in range(len(plan))]
     return [slice(int(begin), int(end)) for begin, end in zip(plan.begin, plan.end, strict=True)]
+
+
+def sensitivities(plan: PatePlan) -> Array:
+    """For each row how many votes one of its people moves at most, in a query that they take part in."""
+    return plan.weights if plan.rests else plan.sensitivity

@@ -133,6 +133,7 @@ class _Voting:
         self.plan, self.votes, self.classes, self.student = plan, votes, classes, student
         self.accountant, self.stream = accountant, stream
         self.before, self.cost = np.zeros(row_count(plan)), np.zeros(row_count(plan))
+        self.took_part, self.had_answer = np.zeros(row_count(plan), np.int64), np.zeros(row_count(plan), np.int64)
         self.divergence_before: Array | None = None
         self.divergence: Array | None = None
         self.labels = np.full(len(votes), NONE, np.int64)
@@ -234,6 +235,8 @@ class _Voting:
         self.weights.append(weights)
         test, answer = self._prices()
         squares = self._row_sensitivity(weights) ** 2
+        present = np.broadcast_to(squares > 0, (count, len(self.cost)))
+        self.took_part, self.had_answer = self.took_part + present.sum(0), self.had_answer + present[passed].sum(0)
         if not self.plan.rests:
             return np.asarray(squares[0] * (count * test + int(passed.sum()) * answer))
         return np.asarray(squares.sum(0) * test + (squares * passed[:, None]).sum(0) * answer)
@@ -284,7 +287,8 @@ class _Voting:
     def result(self, bound: Bound) -> Labels:
         """What was found, and the account of this voting alone."""
         asked = int(self.asked.sum())
-        account = PateAccount(self.plan, self.accountant, bound, self.cost, self.divergence, asked, self.stream.seeded)
+        rows = (self.cost, self.took_part, self.had_answer)
+        account = PateAccount(self.plan, self.accountant, bound, *rows, self.divergence, asked, self.stream.seeded)
         weights = np.concatenate(self.weights) if self.weights else np.zeros((0, self.plan.teachers))
         return Labels(self.labels, self.asked, self.answered, account, weights)
 
