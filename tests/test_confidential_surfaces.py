@@ -22,6 +22,7 @@ from sartor.cli.federate import _conclusion
 from sartor.cli.federate_settings import FederateSettings
 from sartor.cli.train_settings import TrainSettings
 from sartor.federated.task import Settings, Task
+from sartor.pate.forecast import check_enough
 from sartor.report.demonstration import Trial, cells, demonstration_page
 from sartor.report.training import training_page
 from sartor.run.account import Account
@@ -253,6 +254,9 @@ OF_A_VOTING = {
     "PATE plan: JSON": lambda labels: json.dumps(labels.account.plan.to_json()),
     "PATE plan: read from what is shown": lambda labels: said(lambda: pate.PatePlan.from_json(labels.account.plan.to_json())),
     "PATE plan: other budgets": lambda labels: said(lambda: labels.account.plan.groups_of(Budgets([THREE], delta=1e-3))),
+    "PATE forecast: repr": lambda labels: repr(pate.forecast(labels.account.plan, 3_000)),
+    "PATE forecast: JSON": lambda labels: json.dumps(pate.forecast(labels.account.plan, 3_000).to_json()),
+    "PATE forecast: too few": lambda labels: said(lambda: check_enough(pate.forecast(labels.account.plan, 3_000), 2_999)),
     "labels: repr": repr,
     "PATE account: repr": lambda labels: repr(labels.account),
     "PATE account: JSON": lambda labels: json.dumps(labels.account.to_json()) + json.dumps((labels.account + labels.account).to_json()),

@@ -51,8 +51,8 @@ def asks_like_a_loop(variant="weight", kind=None):
 
 def charging(monkeypatch, change):
     """Sensitivities of groups, changed: of the queries to come and of those that were asked."""
-    row, fit = voting._Voting._row_sensitivity, PatePlan.sensitivity
-    monkeypatch.setattr(voting._Voting, "_row_sensitivity", lambda self, weights: change(row(self, weights)))
+    row, fit = voting.Voting._row_sensitivity, PatePlan.sensitivity
+    monkeypatch.setattr(voting.Voting, "_row_sensitivity", lambda self, weights: change(row(self, weights)))
     monkeypatch.setattr(PatePlan, "sensitivity", property(lambda self: change(fit.fget(self))))
 
 
@@ -74,23 +74,23 @@ def test_the_sensitivity_of_the_strictest_group_for_all_is_caught(monkeypatch, v
 
 def test_a_teachers_rest_taken_for_another_teachers_is_caught(monkeypatch):
     assert accounts_for_the_transcript("vanish")
-    row = voting._Voting._row_sensitivity
-    monkeypatch.setattr(voting._Voting, "_row_sensitivity", lambda self, weights: np.roll(row(self, weights), 1, axis=1))
+    row = voting.Voting._row_sensitivity
+    monkeypatch.setattr(voting.Voting, "_row_sensitivity", lambda self, weights: np.roll(row(self, weights), 1, axis=1))
     assert not accounts_for_the_transcript("vanish")
 
 
 def test_a_sensitivity_of_one_under_vanishing_is_caught(monkeypatch):
     """Proposition 4 of the paper, read without the scaling of the votes."""
     assert keeps_the_budgets("vanish")
-    right = voting._Voting._multipliers
-    monkeypatch.setattr(voting._Voting, "_multipliers", lambda self, *given: ((both := right(self, *given))[0], (both[1] > 0) * 1.0))
-    monkeypatch.setattr(voting._Voting, "_row_sensitivity", lambda self, weights: (weights > 0) * 1.0)
+    right = voting.Voting._multipliers
+    monkeypatch.setattr(voting.Voting, "_multipliers", lambda self, *given: ((both := right(self, *given))[0], (both[1] > 0) * 1.0))
+    monkeypatch.setattr(voting.Voting, "_row_sensitivity", lambda self, weights: (weights > 0) * 1.0)
     assert not keeps_the_budgets("vanish")
 
 
 def test_a_refused_query_that_is_charged_is_caught(monkeypatch):
     assert accounts_for_the_transcript()
-    right = voting._Voting._safe
+    right = voting.Voting._safe
 
     def demanding(self, sensitivity, allowance):
         safe, out = right(self, sensitivity, allowance)
@@ -98,12 +98,12 @@ def test_a_refused_query_that_is_charged_is_caught(monkeypatch):
             self.cost = self.cost + sensitivity[0] ** 2 * sum(self._prices())
         return safe, out
 
-    monkeypatch.setattr(voting._Voting, "_safe", demanding)
+    monkeypatch.setattr(voting.Voting, "_safe", demanding)
     assert not accounts_for_the_transcript()
 
 
 def free(monkeypatch, tests, answers):
-    prices, ask = voting._Voting._prices, voting._Voting._ask
+    prices, ask = voting.Voting._prices, voting.Voting._ask
 
     def cheaper(self, *given):
         self._prices = lambda: tuple(price * kept for price, kept in zip(prices(self), (tests, answers), strict=True))
@@ -112,7 +112,7 @@ def free(monkeypatch, tests, answers):
         finally:
             del self._prices
 
-    monkeypatch.setattr(voting._Voting, "_ask", cheaper)
+    monkeypatch.setattr(voting.Voting, "_ask", cheaper)
 
 
 def all_checks_fail():
@@ -134,17 +134,17 @@ def test_a_threshold_test_that_is_not_charged_is_caught(monkeypatch):
 
 def test_a_query_asked_because_its_price_of_test_fits_is_caught(monkeypatch):
     assert asks_like_a_loop()
-    right = voting._Voting._prices
+    right = voting.Voting._prices
 
     def price_of_test(self, multipliers, allowance):
-        monkeypatch.setattr(voting._Voting, "_prices", lambda self: (right(self)[0], 0.0))
+        monkeypatch.setattr(voting.Voting, "_prices", lambda self: (right(self)[0], 0.0))
         try:
             return whole(self, multipliers, allowance)
         finally:
-            monkeypatch.setattr(voting._Voting, "_prices", right)
+            monkeypatch.setattr(voting.Voting, "_prices", right)
 
-    whole = voting._Voting._safe
-    monkeypatch.setattr(voting._Voting, "_safe", price_of_test)
+    whole = voting.Voting._safe
+    monkeypatch.setattr(voting.Voting, "_safe", price_of_test)
     assert not asks_like_a_loop()
     assert not keeps_the_budgets()
 

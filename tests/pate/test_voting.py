@@ -331,14 +331,14 @@ def test_going_on_ends_when_earlier_votings_spent_more_than_is_allowed_now(varia
     votes = np.zeros((40, 10), int)
     first = voting.aggregate(found, votes, 2, labels=6, stream=Stream(seed=1)).account
     assert np.any(first.cost[:5] > 0)
-    right, times = voting._Voting._leave, []
+    right, times = voting.Voting._leave, []
 
     def counted(self, out):
         times.append(out)
         assert len(times) < 100, "the voting never ends"
         return right(self, out)
 
-    monkeypatch.setattr(voting._Voting, "_leave", counted)
+    monkeypatch.setattr(voting.Voting, "_leave", counted)
     voting.aggregate(found, votes, 2, go_on=True, before=[first], accountant=Accountant.paper(), stream=Stream(seed=2))
 
 

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 from sartor.pate.account import PateAccount
 from sartor.pate.aggregators import NONE, Confident, GNMax, Interactive
 from sartor.pate.build import plan
+from sartor.pate.consensus import aggregator_for
 from sartor.pate.costs import Accountant
 from sartor.pate.folder import EnsembleFolder
+from sartor.pate.forecast import Forecast, forecast
 from sartor.pate.partition import Partition, partition
 from sartor.pate.plan import PatePlan
 from sartor.pate.variants import VARIANTS
@@ -51,6 +53,7 @@ __all__ = [
     "DataDependent",
     "EnsembleFolder",
     "EstimatorTeachers",
+    "Forecast",
     "GNMax",
     "Interactive",
     "Labels",
@@ -59,6 +62,8 @@ __all__ = [
     "PateAccount",
     "PatePlan",
     "aggregate",
+    "aggregator_for",
+    "forecast",
     "labelling",
     "partition",
     "plan",

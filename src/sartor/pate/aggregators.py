@@ -24,6 +24,7 @@ NONE = -1
 """The label of a query that got none."""
 
 _LEAST, _MOST = 1e-6, 1e12
+_NOISES = ("noise", "threshold_noise")
 _Any = TypeVar("_Any", bound="GNMax")
 
 
@@ -56,6 +57,11 @@ class GNMax:
         """The same for an ensemble with so many times the votes."""
         votes = {field.name: getattr(self, field.name) * factor for field in fields(self) if field.name != "confidence"}
         return replace(self, **votes)
+
+    def louder(self: _Any, factor: float) -> _Any:
+        """The same with so many times the noise."""
+        noises = {field.name: getattr(self, field.name) * factor for field in fields(self) if field.name in _NOISES}
+        return replace(self, **noises)
 
     def otherwise(self, student: Array | None, queries: int) -> Labels:
         """The labels of queries whose test failed."""

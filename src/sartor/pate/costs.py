@@ -82,3 +82,16 @@ class Accountant:
         if self.orders is not None:
             return np.asarray(self.epsilon(cost, delta) <= epsilon)
         return np.asarray(gaussian.delta_of(np.sqrt(cost), epsilon) <= delta)
+
+
+def payable(each: Array, spent: Array, allowance: Array, most: int) -> NDArray[np.int64]:
+    """For each row how many times it can pay the same price after what it has spent, up to `most`; whose price is nothing always can.
+
+    >>> payable(np.array([0.1, 0.0]), np.array([0.5, 0.5]), np.array([1.0, 0.1]), most=100).tolist()
+    [5, 100]
+    """
+    left = np.divide(allowance - spent, each, out=np.full(np.shape(each), np.inf), where=each > 0)
+    found: NDArray[np.int64] = np.clip(np.floor(left), 0, most).astype(np.int64)
+    while np.any(over := (found > 0) & (each > 0) & (spent + found * each > allowance)):
+        found -= over
+    return found

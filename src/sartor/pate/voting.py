@@ -21,7 +21,7 @@ from sartor.errors import SartorError, SartorWarning
 from sartor.pate import bounds
 from sartor.pate.account import Bound, PateAccount
 from sartor.pate.aggregators import NONE, Confident
-from sartor.pate.costs import Accountant
+from sartor.pate.costs import Accountant, payable
 from sartor.pate.plan import PatePlan, whole
 from sartor.pate.rows import per_row, row_count
 from sartor.run.stream import Stream
@@ -85,7 +85,7 @@ def aggregate(
     plan.aggregator.check(queries, classes, student)
     source = Stream() if stream is None else stream
     source.take()
-    voting = _Voting(plan, votes, classes, student, accountant or (Accountant.fine() if bound == "dependent" else Accountant()), source)
+    voting = Voting(plan, votes, classes, student, accountant or (Accountant.fine() if bound == "dependent" else Accountant()), source)
     voting.charge_earlier(before, bound)
     voting.run(enough, bound, go_on)
     if bound == "dependent":
@@ -124,8 +124,8 @@ def check_options(plan: PatePlan, bound: str, go_on: bool, accountant: Accountan
         )
 
 
-class _Voting:
-    """One voting under way."""
+class Voting:
+    """One voting under way: what is asked, and what each row of the account owes for it."""
 
     def __init__(
         self, plan: PatePlan, votes: NDArray[Any], classes: int, student: Array | None, accountant: Accountant, stream: Stream
@@ -202,12 +202,9 @@ class _Voting:
         """How many of the next queries everyone can pay for whatever their answers, and who cannot pay for the one after them."""
         if not self.plan.rests:  # the same for every query
             each = sensitivity[0] ** 2 * sum(self._prices())
-            spent, paying = self.before + self.cost, each > 0
-            safe = int(min(np.min((allowance - spent)[paying] // each[paying], initial=np.inf), len(sensitivity)))
-            safe = max(safe, 0)
-            while safe > 0 and np.any((spent + safe * each > allowance) & paying):
-                safe -= 1
-            return safe, paying & (spent + (safe + 1) * each > allowance)
+            spent = self.before + self.cost
+            safe = int(payable(each, spent, allowance, len(sensitivity)).min())
+            return safe, (each > 0) & (spent + (safe + 1) * each > allowance)
         worst = np.cumsum(sensitivity**2 * sum(self._prices()), axis=0)
         kept = (worst == 0) | (worst + self.before + self.cost <= allowance)
         safe = int(np.argmin(kept.all(1))) if not kept.all() else len(kept)
@@ -223,7 +220,7 @@ class _Voting:
         return bool(self.active.any())
 
     def _ask(self, place: int, count: int, weights: Array) -> Array:
-        """Ask queries that everyone can pay for, and what each row of the account owes: for all tests, and for the answers given."""
+        """Ask queries that everyone can pay for, and what each row of the account owes for them."""
         part = slice(place, place + count)
         counts = _counts(self.votes[part], self.classes, weights)
         student = None if self.student is None else self.student[part]
@@ -233,6 +230,11 @@ class _Voting:
         self.labels[part] = np.where(passed, found, otherwise)
         self.asked[part], self.answered[part] = True, passed
         self.weights.append(weights)
+        return self._owed(weights, passed)
+
+    def _owed(self, weights: Array, passed: NDArray[np.bool_]) -> Array:
+        """What each row of the account owes for queries: for all tests, and for the answers given."""
+        count = len(passed)
         test, answer = self._prices()
         squares = self._row_sensitivity(weights) ** 2
         present = np.broadcast_to(squares > 0, (count, len(self.cost)))
