@@ -29,9 +29,9 @@ import sartor
 from sartor import pate
 from sartor.pate.labelling import Labelling, labelling, usual_estimator, usual_teachers
 from sartor.pate.networks import predict
+from sartor.pate.usual import usual
 from sartor.run.stream import Stream
 
-AGGREGATOR = {"mnist": pate.Confident(40, 200, 150), "adult": pate.Confident(40, 300, 200)}
 SURVEYS = {"A": ((1.0, 2.0, 3.0), (0.34, 0.43, 0.23)), "B": ((1.0, 2.0, 3.0), (0.54, 0.37, 0.09))}
 HIGHER = {"log 4": log(4), "log 8": log(8), "log 16": log(16)}
 RATIOS = (25, 50, 75)
@@ -59,7 +59,8 @@ def votes_of(work: Labelling, plan: pate.PatePlan, placed: pate.Partition, asked
     if not path.exists():
         start = time.perf_counter()
         options: dict[str, Any] = {"workers": asked.workers, "seed": asked.seed, "progress": True}
-        cast = usual_teachers(work, **options, epochs=asked.epochs).votes(work.private, placed.slices(), work.queries[: asked.queries])
+        epochs = asked.epochs if len(work.shape) > 1 else None
+        cast = usual_teachers(work, **options, epochs=epochs).votes(work.private, placed.slices(), work.queries[: asked.queries])
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, cast)
         print(json.dumps({"trained": name, "teachers": plan.teachers, "seconds": time.perf_counter() - start}), flush=True)
@@ -68,7 +69,7 @@ def votes_of(work: Labelling, plan: pate.PatePlan, placed: pate.Partition, asked
 
 def measured(work: Labelling, variant: str, name: str, budgets: sartor.Budgets, asked: argparse.Namespace) -> dict[str, Any]:
     """One row: labels, their accuracy, the student's, and that of the teachers."""
-    plan = pate.plan(budgets, variant, teachers=250, aggregator=AGGREGATOR[work.name])  # type: ignore[arg-type]
+    plan = pate.plan(budgets, variant, teachers=250, aggregator=usual(work.name).aggregator)
     # teachers 0 to 249 of one random ensemble stand for any plan with 250 teachers, since budgets say nothing about the records
     common = variant in ("standard", "weight") and not asked.by_class
     placed = pate.partition(pate.plan(budgets, "standard") if common else plan, budgets, b"key %d" % asked.seed)
@@ -125,7 +126,7 @@ def budgets_by_class(work: Labelling, higher: float, ratio: int, seed: int) -> s
 def main() -> None:
     """Run what is missing in the file, and add it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", choices=AGGREGATOR, default="mnist")
+    parser.add_argument("--dataset", choices=("mnist", "adult"), default="mnist")
     parser.add_argument("--data", required=True)
     parser.add_argument("--by-class", action="store_true", help="adult: budgets that follow the class, by upsampling")
     parser.add_argument("--only", help="settings whose name begins so")

@@ -372,7 +372,7 @@ def test_the_command_train_does_not_show_what_three_people_allow(command, tmp_pa
 
 def test_the_command_pate_does_not_show_what_three_people_allow(command, tmp_path):
     file = consents(tmp_path / "consents.csv", people([5, 8], count=1_437))
-    asked = ["pate", "--budgets", file, "--variant", "standard", "--teachers", "4", "--workers", "1", "--epochs", "1"]
+    asked = ["pate", "--budgets", file, "--variant", "standard", "--teachers", "4", "--workers", "1", "--model", "network", "--epochs", "1"]
     asked += ["--aggregator", "gnmax", "--noise", "40"]
     text = without_measurements(command(*asked, "--json", "--seed", "1"))
     assert "spent" in text

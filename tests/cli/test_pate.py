@@ -11,11 +11,24 @@ from pathlib import Path
 import pytest
 
 from sartor.errors import SartorError
-from sartor.pate import EnsembleFolder
+from sartor.pate import EnsembleFolder, teachers
 from sartor.run import files
 
-SMALL = ["pate", "--teachers", "8", "--workers", "1", "--epochs", "3", "--epsilon", "20,60", "--share", ".5,.5", "--delta", "1e-4"]
-KEYS = {"variant", "labels", "queries", "label_accuracy", "student_accuracy", "teachers", "bound", "sensitive", "private", "groups"}
+NETWORKS = ["pate", "--teachers", "8", "--workers", "1", "--model", "network"]
+SMALL = [*NETWORKS, "--epochs", "3", "--noise", "1.5", "--epsilon", "20,60", "--share", ".5,.5", "--delta", "1e-4"]
+KEYS = {
+    "variant",
+    "forecast",
+    "labels",
+    "queries",
+    "label_accuracy",
+    "student_accuracy",
+    "teachers",
+    "bound",
+    "sensitive",
+    "private",
+    "groups",
+}
 
 
 def document(run, *arguments):
@@ -38,6 +51,57 @@ def test_every_variant_labels_and_keeps_every_budget(run, variant):
         assert group["epsilon"] == allowed
         assert 0 < group["spent"] <= allowed
     assert (found["bound"], found["sensitive"], found["private"]) == ("independent", False, False)  # seeded, so not private
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_without_options_the_bundled_digits_give_a_student(run, seed):
+    code, out, err = run("pate", "--workers", "1", "--json", "--seed", seed)
+    assert code == 0, err
+    found = json.loads(out)
+    assert [group["epsilon"] for group in found["groups"]] == [1, 2, 3]
+    assert "epsilon 1,2,3 for 0.34,0.43,0.23 of the people, at delta 1e-5 are assumed" in err
+    assert "These budgets pay for 21 of 260 queries.\n" in err
+    assert found["forecast"]["queries"] == found["queries"] == found["labels"] == 21
+    assert found["student_accuracy"] > 0.6  # chance is a tenth
+
+
+def test_the_forecast_comes_before_the_teachers_and_holds(run, monkeypatch):
+    found = document(run)
+    assert found["forecast"]["queries"] <= found["queries"]
+    assert [group["holders"] for group in found["forecast"]["groups"]] == [719, 718]
+    assert min(group["queries"] for group in found["forecast"]["groups"]) == found["forecast"]["queries"]
+
+    def train(*_, **__):
+        raise SartorError("teachers are trained.")
+
+    monkeypatch.setattr(teachers.Teachers, "taught", train)
+    code, _, err = run(*SMALL, "--aggregator", "confident")
+    assert code == 2
+    assert re.search(
+        r"These budgets pay for \d+ of 260 queries, or for more where teachers disagree\.\n.*\nerror: teachers are trained", err
+    )
+
+
+def test_budgets_from_which_no_student_can_come_are_refused_before_any_teacher_is_trained(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(teachers.Teachers, "taught", pytest.fail)
+    for keep in ([], ["--keep", tmp_path / "kept"]):
+        code, out, err = run("pate", "--teachers", "25", *keep)
+        assert (code, out) == (2, "")
+        assert re.fullmatch(r"error: these budgets pay for 1 of 260 queries, [^\n]* times as large or [^\n]* would do\.\n", err)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_what_follows_the_votes_has_no_forecast(run):
+    code, out, err = run(*SMALL, "--seed", "1", "--json", "--bound", "dependent", "--labels", "1")
+    assert code == 0, err
+    assert json.loads(out)["forecast"] is None
+    assert "pay for" not in err
+
+
+def test_labels_of_one_class_make_no_student(run):
+    code, out, err = run(*SMALL, "--seed", "1", "--labels", "1")
+    assert code == 0, err
+    assert "nothing to learn from labels of a single class" in out
 
 
 def test_runs_that_keep_their_ensemble_together_spend_one_budget(run, tmp_path):
@@ -77,7 +141,7 @@ def test_named_budgets_are_found_again_and_others_are_refused(run, tmp_path):
     rows = [f"holder {i},{(20, 60)[i % 2]}" for i in range(1_437)]
     (tmp_path / "budgets.csv").write_text("\n".join(["holder,epsilon", *rows]))
     (tmp_path / "others.csv").write_text("\n".join(["holder,epsilon", *rows[::-1]]))
-    small = ["pate", "--teachers", "8", "--workers", "1", "--epochs", "1", "--delta", "1e-4", "--labels", "1", "--keep", tmp_path / "kept"]
+    small = [*NETWORKS, "--epochs", "1", "--delta", "1e-4", "--labels", "1", "--keep", tmp_path / "kept"]
     for _ in range(2):
         code, _, err = run(*small, "--budgets", tmp_path / "budgets.csv")
         assert code == 0, err
@@ -235,6 +299,9 @@ def test_people_read_what_it_means(run):
         ["--bound", "dependent", "--accounting", "exact"],
         ["--keep", "/dev/null/kept"],
         ["--noise", "1e200"],
+        ["--model", "tree"],
+        ["--model", "neighbour"],  # has no epochs
+        ["--teachers", "2", "--epsilon", "1,2", "--noise", "0.5"],
     ],
     ids=lambda given: " ".join(Path(part).name for part in given),
 )

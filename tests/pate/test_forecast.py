@@ -90,7 +90,7 @@ def test_fewer_answers_than_classes_are_refused_with_what_would_do():
     assert 0 < found.queries < 10
     with pytest.raises(Infeasible) as refused:
         forecasts.check_enough(found, 10)
-    advice = re.search(r"epsilons (\S+) times as large or (\S+) times the people and teachers", str(refused.value))
+    advice = re.search(r"epsilons (\S+) times as large or (\S+) times the teachers \(and people", str(refused.value))
     opener, grown = float(advice[1]), float(advice[2])
     assert pate.forecast(replace(plan, epsilon=plan.epsilon * opener), 260).queries >= 10
     more = pate.plan(people(holders=int(1_437 * grown)), "weight", teachers=int(25 * grown), aggregator=pate.GNMax(4.0 * grown))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.semi_supervised import LabelSpreading
 
 from sartor.data import load
 from sartor.errors import SartorError
@@ -79,3 +80,13 @@ def test_bad_requests_say_what_is_wrong():
     }.items():
         with pytest.raises(SartorError, match=match):
             request()
+
+
+def test_a_student_may_look_at_queries_without_a_label():
+    few = np.where(np.arange(300) < 20, LABELS, -1)
+    spreading = LabelSpreading(kernel="rbf", gamma=2.0, max_iter=200)
+    alone, among = (network(few, make=spreading, unlabelled=other) for other in (False, True))
+    assert alone.labels == among.labels == 20
+    assert among.accuracy > alone.accuracy
+    assert len(among.model.transduction_) == 300
+    assert network(np.where(few < 0, -7, few), make=spreading, unlabelled=True).accuracy == among.accuracy

@@ -141,6 +141,11 @@ class EnsembleFolder:
         if budgets is not None and budgets != self.budgets:
             raise SartorError(f"{self.path} holds an ensemble of other budgets or holders: give the same, or another folder.")
 
+    @property
+    def has_voted(self) -> bool:
+        """Whether all teachers have voted, so that none is to be trained."""
+        return (self.path / _VOTES).exists()
+
     def teach(self, teachers: Teachers, dataset: TensorDataset, queries: Tensor, classes: int) -> None:
         """Train the teachers that are not finished and let them vote; at once if all have. A run that was killed goes on where it was.
 

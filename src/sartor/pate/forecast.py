@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.confidential import to_json
+from sartor.confidential import Shown, to_json
 from sartor.errors import Infeasible
 from sartor.pate.account import PateAccount
 from sartor.pate.consensus import surviving_noise
@@ -29,7 +29,8 @@ Counts = NDArray[np.int64]
 
 _STEPS = 64  # of a tenth less noise each
 _BLOCK = 256  # queries whose participants are listed at once
-_FACTORS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)  # round, as finer ones would tell what the strictest allow
+# round ones, as finer ones would tell what the strictest allow
+_FACTORS = (1.1, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 20.0, 50.0, 100.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class Forecast:
             {
                 "epsilon": to_json(view.value(plan.epsilon, row)),
                 "holders": view.people(row),
-                "queries": to_json(view.value(view.coarse(self.of_group.astype(float)), row)),
+                "queries": _counts(view.value(view.coarse(self.of_group), row)),
             }
             for row in view.rows()
         ]
@@ -101,16 +102,16 @@ def check_enough(found: Forecast, classes: int, *, accountant: Accountant | None
     if louder is not None and louder * plan.aggregator.noise <= surviving_noise(plan.teachers, classes):
         advice.append(f"noise {louder:g} times as large")
     elif louder is not None:
-        advice.append(f"{louder:g} times the people and teachers, with noise that grows with them,")
+        advice.append(f"{louder:g} times the teachers (and people, so that each learns from as many) with noise that grows with them")
     raise Infeasible(
-        f"these budgets pay for {counted(found.queries)}, and a student of {classes:,} classes needs a label of each: "
-        f"{' or '.join(advice) or 'much more open budgets'} would do."
+        f"these budgets pay for {found.queries:,} of {found.available:,} queries, and a student of {classes:,} classes needs a label of "
+        f"each: {' or '.join(advice) or 'much more open budgets'} would do."
     )
 
 
-def counted(queries: int) -> str:
-    """So many queries, in words that agree."""
-    return "1 query" if queries == 1 else f"{queries:,} queries"
+def _counts(shown: Shown) -> int | list[int]:
+    """A number of queries as a document shows it."""
+    return [int(end) for end in shown] if isinstance(shown, tuple) else int(shown)
 
 
 def quietest(plan: PatePlan, available: int, *, accountant: Accountant | None = None) -> PatePlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from torch.utils.data import TensorDataset
 
 from sartor.data import load
 from sartor.errors import SartorError
+from sartor.pate.queries import typical_first
+from sartor.pate.usual import MODELS, usual
 
-_QUERIES = {"mnist": 9_000, "adult": 7_000, "digits": 260}
-_TESTED = {"mnist": 1_000, "adult": 1_000, "digits": 100}
+if TYPE_CHECKING:
+    from sartor.pate.teachers import Teachers
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,35 +36,58 @@ class Labelling:
 def labelling(name: str, data: str | os.PathLike[str] | None = None) -> Labelling:
     """One of the paper's tasks, or the bundled digits.
 
-    As in the paper all rows, of the training and the test files, are put into one order, which is always the same here. Of MNIST 9,000
-    digits are queries, of Adult 7,000 rows; 1,000 test the student; the rest is private.
+    As in the paper all rows, of the training and the test files, are put into one order, which is always the same here. Some are queries,
+    some test the student (`usual`); the rest is private.
 
     >>> small = labelling("digits")
     >>> len(small.private), len(small.queries), len(small.test)
     (1437, 260, 100)
     """
-    if name not in _QUERIES:
-        raise SartorError(f'PATE knows the data sets {", ".join(_QUERIES)}, not "{name}"; in Python any arrays will do.')
+    known = usual(name)
+    queries, tested = known.queries, known.tested
     found = load(name, data)
-    queries, tested = _QUERIES[name], _TESTED[name]
     x, y = (torch.cat(pair) for pair in zip(found.train.tensors, found.test.tensors, strict=True))
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(x)))
     private, asked, rest = order[: -queries - tested], order[-queries - tested : -tested], order[-tested:]
+    if known.typical_first:
+        asked = asked[torch.from_numpy(typical_first(x[asked]))]
     return Labelling(
         name, TensorDataset(x[private], y[private]), x[asked], y[asked], TensorDataset(x[rest], y[rest]), found.shape, found.classes
     )
 
 
-def usual_teachers(work: Labelling, **options: Any) -> Any:
-    """The paper's teachers: its network for images, forests of 100 trees for tables."""
+def usual_teachers(work: Labelling, *, model: str | None = None, epochs: int | None = None, **options: Any) -> Teachers:
+    """Teachers of a data set: the usual ones, or of another kind: networks, forests or nearest neighbours."""
     from functools import partial
 
     from sartor.pate.networks import teacher_network
     from sartor.pate.teachers import EstimatorTeachers, NetworkTeachers
 
-    if len(work.shape) > 1:
-        return NetworkTeachers(partial(teacher_network, work.shape, work.classes), **options)
-    return EstimatorTeachers(usual_estimator(), **{name: value for name, value in options.items() if name not in ("epochs", "backend")})
+    kind = usual(work.name).model if model is None else model
+    if kind not in MODELS:
+        raise SartorError(f'teachers are {", ".join(MODELS)}, not "{kind}".')
+    if kind == "network":
+        rounds = usual(work.name).epochs if epochs is None else epochs
+        return NetworkTeachers(partial(teacher_network, work.shape, work.classes), epochs=rounds, **options)
+    if epochs is not None:
+        raise SartorError(f"epochs are for networks, and these teachers are of the kind {kind}: leave them out or take networks.")
+    return EstimatorTeachers(usual_estimator() if kind == "forest" else _neighbour(), **options)
+
+
+def usual_student(work: Labelling) -> tuple[Any, dict[str, Any]]:
+    """What makes the usual student of a data set, and how it is trained (`train_student`)."""
+    from functools import partial
+
+    from sartor.pate.networks import teacher_network
+
+    kind = usual(work.name).student
+    if kind == "network":
+        return partial(teacher_network, work.shape, work.classes), {"augment": True}
+    if kind == "forest":
+        return usual_estimator(), {}
+    from sklearn.semi_supervised import LabelSpreading
+
+    return LabelSpreading(kernel="rbf", gamma=2.0, max_iter=200), {"unlabelled": True}
 
 
 def usual_estimator() -> Any:
@@ -70,3 +95,9 @@ def usual_estimator() -> Any:
     from sklearn.ensemble import RandomForestClassifier
 
     return RandomForestClassifier(100)
+
+
+def _neighbour() -> Any:
+    from sklearn.neighbors import KNeighborsClassifier
+
+    return KNeighborsClassifier(1)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from sartor.errors import SartorError
+from sartor.pate.aggregators import NONE
 from sartor.pate.networks import Training, drawing, predict, train
 from sartor.pate.teachers import fresh
 
@@ -41,12 +42,14 @@ def train_student(
     batch: int = 32,
     lr: float = 1e-3,
     augment: bool = True,
+    unlabelled: bool = False,
     seed: int | None = None,
 ) -> Student:
     """Train a network or a scikit-learn classifier on the queries that have a label, and measure it on public test rows.
 
     `labels` has one entry for each query, below 0 where the query was not answered. `make_model` makes an untrained model of either
-    kind, or is an unfitted classifier; `epochs`, `batch`, `lr` and `augment` are for networks.
+    kind, or is an unfitted classifier; `epochs`, `batch`, `lr` and `augment` are for networks. With `unlabelled` a classifier also sees the
+    queries without a label, marked by -1, as the semi-supervised ones of scikit-learn take them.
 
     >>> from sklearn.tree import DecisionTreeClassifier
     >>> from sartor.data import load
@@ -73,6 +76,8 @@ def train_student(
             model = fresh(model, seed)
             if len(y.unique()) < 2:
                 raise SartorError("all answered queries have the same label, and a classifier needs two classes or more.")
+            if unlabelled:
+                x, y = queries, torch.from_numpy(np.maximum(given, NONE).astype(np.int64))
             found = model.fit(x.flatten(1).numpy(), y.numpy()).predict(asked.flatten(1).numpy())
     return Student(model, float(np.mean(found == truth.numpy())), len(answered))
 
