@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from sartor import Budgets, pate
-from sartor.accounting import rdp
+from sartor.accounting import epsilon, rdp
 from sartor.errors import SartorError
+from sartor.relation import REPLACE
 from sartor.run.stream import Stream
 from sartor_testing.ensembles import KINDS, aggregator_of, random_votes
 
@@ -71,3 +72,11 @@ def test_the_data_dependent_bound_has_no_exposure():
         account = voted("weight", bound="dependent", labels=1).account
     with pytest.raises(SartorError, match=r"follow the private votes.*independent"):
         account.exposure(0)
+
+
+def test_everything_says_that_people_may_be_replaced():
+    account = voted("weight").account
+    assert account.plan.relation == account.exposure(0).relation == REPLACE
+    assert account.to_json()["relation"] == "replace"
+    delta = float(account.plan.spendable[1][0])
+    assert epsilon(account.exposure(0), delta, "rdp").upper >= account.spent[0]

@@ -98,8 +98,8 @@ class PateAccount:
         votes = float(sensitivities(self.plan)[row])
         return Composition(
             (
-                SampledGaussian(1.0, kind.test_noise / votes, int(self.asked[row])),
-                SampledGaussian(1.0, kind.noise / (np.sqrt(2.0) * votes), int(self.answered[row])),
+                SampledGaussian(1.0, kind.test_noise / votes, int(self.asked[row]), self.plan.relation),
+                SampledGaussian(1.0, kind.noise / (np.sqrt(2.0) * votes), int(self.answered[row]), self.plan.relation),
             )
         )
 
@@ -119,7 +119,13 @@ class PateAccount:
             }
             for row in view.rows()
         ]
-        return {"bound": self.bound, "sensitive": self.sensitive, "private": not self.seeded and not self.sensitive, "groups": groups}
+        return {
+            "bound": self.bound,
+            "sensitive": self.sensitive,
+            "private": not self.seeded and not self.sensitive,
+            "relation": plan.relation.name,
+            "groups": groups,
+        }
 
     def __repr__(self) -> str:
         return f"PateAccount({self.bound}{', sensitive' if self.sensitive else ''}, {self.queries:,} queries)"

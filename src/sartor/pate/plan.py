@@ -29,6 +29,7 @@ from sartor.numbers import from_json_number, to_json_number
 from sartor.pate import aggregators
 from sartor.pate.aggregators import GNMax
 from sartor.pate.variants import VARIANTS, find
+from sartor.relation import REPLACE, Relation
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -121,6 +122,11 @@ class PatePlan:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def relation(self) -> Relation:
+        """What may happen to one holder's data between two neighbours."""
+        return REPLACE
 
     @property
     def apart(self) -> bool:
