@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sartor.allowed import Allowed
-from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.run.files import lead_nowhere, same
 
@@ -98,18 +96,3 @@ def refuse_inputs(out: str | os.PathLike[str], *inputs: str | None) -> None:
     """Refuse to write in the place of a file that the command reads, by whatever name or link."""
     if any(same(out, path) for path in inputs if path is not None):
         raise SartorError(f"--out {out} is a file that this command reads: write elsewhere.")
-
-
-def budgets_from(
-    *,
-    epsilon: str | None,
-    share: str | None,
-    holders: int | None,
-    delta: str | None,
-    budgets: str | None,
-    policy: str | None,
-    reserve: float,
-    seed: int | None,
-) -> Budgets:
-    """Budgets as the options describe them: shares of a number of holders, or a file."""
-    return Allowed(epsilon, share, delta, file=budgets, policy=policy, reserve=reserve, seed=seed).budgets(holders)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sartor import usual
+from sartor.allowed import Allowed
 from sartor.budgets import Budgets
-from sartor.cli.output import budgets_from
 from sartor.errors import SartorError
 
 if TYPE_CHECKING:
     from sartor.pate import Accountant, GNMax, PatePlan
     from sartor.pate.usual import Usual
 
-_BUDGETS = ("1,2,3", "0.34,0.43,0.23", "1e-5")  # epsilons, shares and delta of the paper
 _ACCOUNTING = ("exact", "fine", "paper")
 _KINDS = ("confident", "gnmax")
 
@@ -69,6 +69,7 @@ class PateSettings:
 
     def check(self) -> None:
         """Refuse settings that nothing can be made of, before anything is read."""
+        self.allowed()
         if self.kind not in _KINDS:
             raise SartorError(f'--aggregator is confident or gnmax, not "{self.kind}"; the interactive one needs a student, in Python.')
         if self.kind == "gnmax" and (self.threshold is not None or self.threshold_noise is not None):
@@ -79,9 +80,9 @@ class PateSettings:
     @cached_property
     def usual(self) -> Usual:
         """What is usual for the data set."""
-        from sartor.pate.usual import usual
+        from sartor.pate import usual as of_pate
 
-        return usual(self.dataset)
+        return of_pate.usual(self.dataset)
 
     @property
     def kind(self) -> str:
@@ -91,28 +92,19 @@ class PateSettings:
     @property
     def assumed(self) -> str | None:
         """The budgets that are taken because nothing was said, in words."""
-        if self.budgets is not None or self.epsilon is not None:
+        if self.allowed().is_said:
             return None
-        epsilon, share, delta = _BUDGETS
-        return f"epsilon {epsilon} for {self.share or share} of the people, at delta {self.delta or delta}"
+        taken = self.allowed().or_else(usual.ALLOWED)
+        return f"epsilon {taken.epsilon} for {taken.share} of the people, at delta {taken.delta}"
+
+    def allowed(self) -> Allowed:
+        """What people allow, said once."""
+        options = {"file": self.budgets, "policy": self.policy}
+        return Allowed(self.epsilon, self.share, self.delta, **options, reserve=self.reserve, seed=self.seed)
 
     def people(self, holders: int) -> Budgets:
         """Everybody's budget."""
-        epsilon, share, delta = _BUDGETS
-        said = self.budgets is not None
-        found = budgets_from(
-            epsilon=self.epsilon or (None if said else epsilon),
-            share=self.share or (None if said or self.epsilon is not None else share),
-            holders=None if said else holders,
-            delta=self.delta or (None if said else delta),
-            budgets=self.budgets,
-            policy=self.policy,
-            reserve=self.reserve,
-            seed=self.seed,
-        )
-        if len(found) != holders:
-            raise SartorError(f"there are {len(found):,} budgets for {holders:,} private records.")
-        return found
+        return self.allowed().or_else(usual.ALLOWED).budgets(holders)
 
     def plan(self, people: Budgets, classes: int, queries: int) -> PatePlan:
         """The plan; where noise is chosen, with no more of it than it takes to pay for all queries."""
