@@ -25,7 +25,7 @@ from sartor.federated.task import Settings, Task
 from sartor.pate.forecast import check_enough
 from sartor.report.demonstration import Trial, cells, demonstration_page
 from sartor.report.training import training_page
-from sartor.run.account import Account
+from sartor.run.account import RunAccount
 from sartor_testing.plans import changed
 
 THREE, DELTA, RESERVE = 0.731, 3.7e-7, 0.2
@@ -134,9 +134,9 @@ OF_A_PLAN = {
     "plan: read from what is shown": lambda budgets, plan: said(lambda: sartor.Plan.from_json(plan.to_json())),
     "budgets: repr": lambda budgets, plan: repr(budgets),
     "groups: repr": lambda budgets, plan: repr(budgets.groups) + repr(budgets.groups.view),
-    "account: text": lambda budgets, plan: "".join(str(Account(plan, steps)) for steps in (0, STEPS // 2, STEPS)),
-    "account: JSON": lambda budgets, plan: "".join(json.dumps(Account(plan, steps).to_json()) for steps in (0, STEPS // 2, STEPS)),
-    "account: repr": lambda budgets, plan: repr(Account(plan, STEPS)),
+    "account: text": lambda budgets, plan: "".join(str(RunAccount(plan, steps)) for steps in (0, STEPS // 2, STEPS)),
+    "account: JSON": lambda budgets, plan: "".join(json.dumps(RunAccount(plan, steps).to_json()) for steps in (0, STEPS // 2, STEPS)),
+    "account: repr": lambda budgets, plan: repr(RunAccount(plan, STEPS)),
     "demo: row": lambda budgets, plan: " ".join(cells(Trial(plan.scheme, 0.9, 0.01, plan))),
 }
 
@@ -182,7 +182,7 @@ def test_no_command_on_a_plan_shows_what_three_people_allow(scheme, plans, comma
         _, plan = plans[population, scheme]
         shown, every = saved(tmp_path / "plan.json", plan), saved(tmp_path / "all.json", plan, sensitive=True)
         told = tmp_path / "account.json"
-        told.write_text(json.dumps(Account(plan, STEPS).to_json()))
+        told.write_text(json.dumps(RunAccount(plan, STEPS).to_json()))
         for arguments in ([shown, "--json"], [every], [every, "--steps", STEPS // 2, "--json"], [told], [tmp_path]):
             text = command("account", *arguments)
             assert text.strip()

@@ -8,7 +8,7 @@ import sartor
 from sartor.accounting import Composition, Included, SampledGaussian, accountants, epsilon, floor, profile, spend_on
 from sartor.exposure import exposure_from_json
 from sartor.relation import REPLACE, ZERO_OUT
-from sartor.run.account import Account
+from sartor.run.account import RunAccount
 
 BUDGETS = sartor.Budgets.from_groups([(1.0, 600), (2.0, 300), (4.0, 100)], delta=1e-5)
 STEP = SampledGaussian(0.05, 2.0, 100)
@@ -76,7 +76,7 @@ def test_exposures_say_under_which_relation_they_hold():
     plan = sartor.plan(BUDGETS, steps=10, batch=50, accountant="rdp")
     assert plan.relation == plan.exposure(0).relation == ZERO_OUT
     assert plan.to_json()["relation"] == plan.record()["relation"] == plan.exposure(0).to_json()["relation"] == "zero-out"
-    assert Account(plan, 3).to_json()["relation"] == "zero-out"
+    assert RunAccount(plan, 3).to_json()["relation"] == "zero-out"
     assert ZERO_OUT.to_dp_accounting() == dp_accounting.NeighboringRelation.REPLACE_SPECIAL
     assert "becomes zero" in str(ZERO_OUT)
 

@@ -37,7 +37,8 @@ from sartor.budgets import Budgets
 from sartor.errors import Exhausted, SartorError
 from sartor.federated.plan import FederatedPlan
 from sartor.numbers import from_json_number, to_json_number
-from sartor.run.account import Account
+from sartor.relation import Relation
+from sartor.run.account import RunAccount
 from sartor.run.files import Lock, close_folder, holding, lock, read_private, sync_folder, write_private
 
 _CLIENTS, _ROUNDS, _STATE = "clients.json", "rounds.json", "state.pt"
@@ -55,6 +56,7 @@ class ClientAccount:
     rounds: int
     planned_rounds: int
     private: bool
+    relation: Relation
 
     def to_json(self) -> dict[str, Any]:
         """This account as a JSON document."""
@@ -65,6 +67,7 @@ class ClientAccount:
             "rounds": self.rounds,
             "planned_rounds": self.planned_rounds,
             "private": self.private,
+            "relation": self.relation.name,
         }
 
 
@@ -265,9 +268,9 @@ class Ledger:
                 )
             yield
 
-    def account(self) -> Account:
+    def account(self) -> RunAccount:
         """What has been spent so far, per group."""
-        return Account(self.plan.accounted, self.charged, self.seeded)
+        return RunAccount(self.plan.accounted, self.charged, self.seeded)
 
     def client_account(self, key: str) -> ClientAccount:
         """What one client has spent: to be sent to that client and nobody else."""
@@ -283,7 +286,7 @@ class Ledger:
                 raise SartorError("there is no client of this key.")
             epsilon, delta = float(self.budgets.epsilon[place]), float(self.budgets.delta[place])
             own = float(spent[self._group[place]])
-            found[key] = ClientAccount(epsilon, delta, own, self.charged, self.plan.rounds, account.private)
+            found[key] = ClientAccount(epsilon, delta, own, self.charged, self.plan.rounds, account.private, account.relation)
         return found
 
     def save(self, state: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from sartor.exposure import Composition, SampledGaussian
 from sartor.pate.costs import Accountant
 from sartor.pate.plan import PatePlan
 from sartor.pate.rows import rows_of, sensitivities
+from sartor.relation import Relation
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -38,6 +39,16 @@ class PateAccount:
     divergence: Array | None = field(default=None, repr=False)
     queries: int = 0
     seeded: bool = False
+
+    @property
+    def relation(self) -> Relation:
+        """That of the plan."""
+        return self.plan.relation
+
+    @property
+    def private(self) -> bool:
+        """Whether it protects anyone: by a bound that tells nothing of the votes, and by noise that cannot be repeated."""
+        return not self.seeded and not self.sensitive
 
     @property
     def sensitive(self) -> bool:
@@ -122,7 +133,7 @@ class PateAccount:
         return {
             "bound": self.bound,
             "sensitive": self.sensitive,
-            "private": not self.seeded and not self.sensitive,
+            "private": self.private,
             "relation": plan.relation.name,
             "groups": groups,
         }

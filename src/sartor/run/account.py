@@ -1,20 +1,44 @@
-"""What a run has spent: per group, after the steps that it has taken."""
+"""Accounts: what people have spent. Every way to train has one kind, and all kinds say the same of themselves (`Account`).
+
+`RunAccount` is of the steps of a plan (SGD, federated rounds), `sartor.federated.ClientAccount` of one client, and
+`sartor.pate.PateAccount` of votings.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sartor.confidential import text, to_json
 from sartor.plans import Plan
+from sartor.relation import Relation
+
+
+class Account(Protocol):
+    """What every account says, so that reports and audits need not know how somebody trained."""
+
+    @property
+    def relation(self) -> Relation:
+        """Between which data sets what is spent holds."""
+
+    @property
+    def private(self) -> bool:
+        """Whether it protects anyone: with noise, by a bound that tells nothing of the data, and by coins that cannot be repeated."""
+
+    @property
+    def spent(self) -> Any:
+        """Epsilon spent so far, at the deltas of whom it is of: a number, or one for each group."""
+
+    def to_json(self) -> dict[str, Any]:
+        """This account as a JSON document that may be given to whom it is of."""
 
 
 @dataclass(frozen=True, repr=False)
-class Account:
+class RunAccount:
     """The steps that were taken under a plan, and what they cost each group.
 
     A step is charged before its result can be seen. A seeded run is not private, whatever it would cost: its noise can be repeated.
@@ -23,6 +47,11 @@ class Account:
     plan: Plan
     steps: int
     seeded: bool = False
+
+    @property
+    def relation(self) -> Relation:
+        """That of the plan."""
+        return self.plan.relation
 
     @cached_property
     def spent(self) -> NDArray[np.float64]:
@@ -42,7 +71,7 @@ class Account:
             "planned_steps": plan.steps,
             "private": self.private,
             "accountant": plan.accountant,
-            "relation": plan.relation.name,
+            "relation": self.relation.name,
             "groups": [
                 {
                     "epsilon": to_json(view.value(plan.epsilon, row)),
@@ -62,4 +91,4 @@ class Account:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"Account({self.steps} of {self.plan.steps} steps{', seeded' if self.seeded else ''})"
+        return f"RunAccount({self.steps} of {self.plan.steps} steps{', seeded' if self.seeded else ''})"

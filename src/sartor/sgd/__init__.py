@@ -1,7 +1,7 @@
 """Training by stochastic gradient descent under a plan: draw, clip, sum, add noise, step."""
 
 from sartor.errors import Exhausted
-from sartor.run.account import Account
+from sartor.run.account import Account, RunAccount
 from sartor.run.stream import Stream
 from sartor.sgd.checkpoint import Changed, NotSaved, OtherEnvironment
 from sartor.sgd.loader import PrivateLoader
@@ -26,6 +26,7 @@ __all__ = [
     "PrivateOptimizer",
     "Progress",
     "Result",
+    "RunAccount",
     "Sensitive",
     "Stream",
     "evaluate",

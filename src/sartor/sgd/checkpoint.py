@@ -40,7 +40,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from sartor.budgets import Budgets
 from sartor.errors import SartorError, SartorWarning
 from sartor.plans import Plan
-from sartor.run.account import Account
+from sartor.run.account import RunAccount
 from sartor.run.files import Lock, close_folder, lock, read_private, sync_folder, write_private
 from sartor.run.stream import Stream
 from sartor.sgd.contents import Unseen, content
@@ -336,12 +336,12 @@ class Checkpoint:
             self._made_of: dict[str, Any] = self._document["made_of"]
             self.physical_batch: int | None = self._document["settings"]["largest physical batch"]
 
-    def end(self, model: torch.nn.Module, plan: Plan) -> Account:
+    def end(self, model: torch.nn.Module, plan: Plan) -> RunAccount:
         """Put the model of a run that is over where it was released from, and say what it cost."""
         if not self.over:
             raise SartorError("this run is not over: resume it.")
         _fill_model(model, self._tensors["model.safetensors"])
-        return Account(plan, int(self._document["steps"]), bool(self._document["seeded"]))
+        return RunAccount(plan, int(self._document["steps"]), bool(self._document["seeded"]))
 
     def restore(self, optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any = None) -> None:
         """Put model, optimizer, scheduler, random numbers and account where they were."""

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from sartor.errors import SartorError
 from sartor.numbers import check_pace
-from sartor.run.account import Account
+from sartor.run.account import RunAccount
 from sartor.sgd.run import Run
 
 
@@ -106,7 +106,7 @@ class PrivateOptimizer(Optimizer):
         """The inner optimizer's."""
         self.inner.load_state_dict(state_dict)
 
-    def account(self) -> Account:
+    def account(self) -> RunAccount:
         """What each group has spent so far."""
         return self.run.account()
 

@@ -68,7 +68,7 @@ def make_private(
     ...     torch.nn.functional.cross_entropy(model(x), y).backward()
     ...     optimizer.step()
     >>> optimizer.account()
-    Account(3 of 3 steps)
+    RunAccount(3 of 3 steps)
     """
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise SartorError(

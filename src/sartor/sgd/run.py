@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from sartor.errors import Exhausted, SartorError
 from sartor.plans import Plan
-from sartor.run.account import Account
+from sartor.run.account import RunAccount
 from sartor.run.files import Lock
 from sartor.run.stream import Stream, normal
 from sartor.sgd.check import Kept, SelfCheck
@@ -38,7 +38,7 @@ from sartor.sgd.pristine import Pristine
 class NotFinite(SartorError):
     """The model that the run shows is no longer made of finite numbers: it ended there, and `account` says what it has spent."""
 
-    def __init__(self, sentence: str, account: Account) -> None:
+    def __init__(self, sentence: str, account: RunAccount) -> None:
         super().__init__(sentence)
         self.account = account
 
@@ -103,9 +103,9 @@ class Run:
         """Steps that can still be taken."""
         return 0 if self._ended else self.plan.steps - self._steps
 
-    def account(self) -> Account:
+    def account(self) -> RunAccount:
         """What has been spent so far, per group."""
-        return Account(self.plan, self._steps, self.stream.seeded)
+        return RunAccount(self.plan, self._steps, self.stream.seeded)
 
     def resume_at(self, steps: int) -> None:
         """Count the steps of the run that this one continues; only before its first step."""

@@ -20,7 +20,7 @@ from sartor.budgets import Budgets
 from sartor.errors import NoAccuracy, SartorError
 from sartor.plans import Plan
 from sartor.progress import bar
-from sartor.run.account import Account
+from sartor.run.account import RunAccount
 from sartor.run.stream import Stream
 from sartor.sgd import checkpoint as saving
 from sartor.sgd.gradients.modules import watched
@@ -50,7 +50,7 @@ class Progress:
     step: int
     steps: int
     model: nn.Module
-    account: Callable[[], Account]
+    account: Callable[[], RunAccount]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Result:
     """A trained model, what it cost, and how it did on public data."""
 
     model: nn.Module = field(repr=False)
-    account: Account
+    account: RunAccount
     accuracy: float | None
     history: list[dict[str, float]] = field(repr=False)
     seconds: float
@@ -111,7 +111,7 @@ def fit(
     >>> plan = sartor.plan(budgets, steps=5, batch=20)
     >>> result = sartor.fit(torch.nn.Linear(4, 2), data, budgets, plan, lr=0.5, progress=False)
     >>> result.account
-    Account(5 of 5 steps)
+    RunAccount(5 of 5 steps)
     """
     checks, how = evaluation or Evaluation(), execution or Execution()
     public = checks.public
@@ -127,13 +127,13 @@ def fit(
     history: list[dict[str, float]] = [] if found is None else list(found.public.get("history", ()))
     stopped = found is not None and bool(found.public.get("stopped"))
 
-    def evaluated(account: Account) -> dict[str, float]:
+    def evaluated(account: RunAccount) -> dict[str, float]:
         losses, hits = _figures(model, public, measure, collate)
         if np.isnan(losses).any():
             raise NotFinite(_NAN.format(account.steps), account)
         return {"step": account.steps, **_means(losses, hits)}
 
-    def result(account: Account) -> Result:
+    def result(account: RunAccount) -> Result:
         if public is not None and (not history or history[-1]["step"] != account.steps):
             history.append(evaluated(account))
         return Result(
