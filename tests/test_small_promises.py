@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,3 +118,17 @@ def test_one_person_under_two_spellings_has_no_two_budgets(tmp_path, one, other)
     with pytest.raises(sartor.InvalidBudget, match="may be one person") as refused:
         sartor.Budgets.from_csv(tmp_path / "b.csv", delta=1e-5)
     assert one not in str(refused.value)
+
+
+def test_links_of_the_readme_work_on_a_package_index():
+    """There are no files beside it: every link is absolute, and those into this repository name what is there."""
+    root = Path(__file__).parents[1]
+    text = (root / "README.md").read_text()
+    links = re.findall(r"\]\(([^)\s]+)", text) + re.findall(r"^\[[^\]]+\]:\s*(\S+)", text, re.MULTILINE)
+    assert len(links) > 5
+    for link in links:
+        assert re.match("https://|#", link), link
+        here = re.match(r"https://github\.com/sartor-dp/sartor/(?:blob|tree)/main/(.+)", link)
+        assert not here or (root / here[1]).exists(), link
+    defined = set(re.findall(r"^\[([^\]]+)\]:", text, re.MULTILINE))
+    assert set(re.findall(r"(?<!^)\[((?:docs|examples)/[^\]]*)\]", text)) == defined

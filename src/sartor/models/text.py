@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sartor.errors import SartorError
+from sartor.layers import LSTM
 
 
 class EmbeddingClassifier(nn.Module):
@@ -49,7 +49,7 @@ class CharacterLSTM(nn.Module):
     def __init__(self, vocabulary: int, classes: int, *, width: int = 64, hidden: int = 128, layers: int = 3) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
-        self.lstm = importlib.import_module("opacus.layers").DPLSTM(width, hidden, num_layers=layers, batch_first=True)
+        self.lstm = LSTM(width, hidden, num_layers=layers, batch_first=True)
         self.classifier = nn.Linear(hidden, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:

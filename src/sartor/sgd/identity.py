@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from sartor.sgd.digests import Scope, digest, layer, memory, records, users
 from sartor.sgd.packages import package_of, version
 
-_ALWAYS = ("python", "torch", "numpy", "randomgen", "opacus", "sartor")
+_ALWAYS = ("python", "torch", "numpy", "randomgen", "sartor")
 _GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_pre_hooks", "_global_backward_hooks")
 _OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1, requires_grad=True)])))
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from sartor.errors import SartorError
+from sartor.layers import GRU, LSTM, RNN
 from sartor.sgd.gradients import Kernels, PerExample
 from sartor_testing.naive import naive_gradients, naive_sums
 
@@ -163,9 +164,13 @@ CASES = {
     "tied modules": lambda: (TiedModules(), (tokens(5, 4),)),
     "positions for all": lambda: (Positions(), (tokens(4, 5, most=11),)),
     "two inputs": lambda: (TwoInputs(), (torch.randn(5, 4), torch.randn(5, 2))),
-    "lstm": lambda: (Take(DPLSTM(3, 4, num_layers=2, batch_first=True)), (torch.randn(5, 6, 3),)),
-    "gru": lambda: (Take(DPGRU(3, 4, batch_first=True, bidirectional=True)), (torch.randn(5, 6, 3),)),
-    "rnn": lambda: (Take(DPRNN(3, 4, batch_first=True)), (torch.randn(5, 6, 3),)),
+    "lstm": lambda: (Take(LSTM(3, 4, num_layers=2, batch_first=True)), (torch.randn(5, 6, 3),)),
+    "lstm both ways": lambda: (Take(LSTM(3, 4, num_layers=2, batch_first=True, bidirectional=True)), (torch.randn(5, 5, 3),)),
+    "gru": lambda: (Take(GRU(3, 4, batch_first=True, bidirectional=True)), (torch.randn(5, 6, 3),)),
+    "rnn": lambda: (Take(RNN(3, 4, batch_first=True)), (torch.randn(5, 6, 3),)),
+    "lstm of opacus": lambda: (Take(DPLSTM(3, 4, num_layers=2, batch_first=True)), (torch.randn(5, 6, 3),)),
+    "gru of opacus": lambda: (Take(DPGRU(3, 4, batch_first=True, bidirectional=True)), (torch.randn(5, 6, 3),)),
+    "rnn of opacus": lambda: (Take(DPRNN(3, 4, batch_first=True)), (torch.randn(5, 6, 3),)),
     "attention": lambda: (Attention(True), (torch.randn(5, 6, 8),)),
     "attention as long as the batch": lambda: (Attention(True), (torch.randn(5, 5, 8),)),
     "attention positions first": lambda: (Attention(False), (torch.randn(5, 6, 8),)),
@@ -330,7 +335,9 @@ def test_a_parameter_used_outside_of_its_module_is_refused():
         (lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "mixes the examples"),
         (lambda: nn.Sequential(nn.SyncBatchNorm(3)), "mixes the examples"),
         (lambda: nn.InstanceNorm1d(3, affine=True, track_running_stats=True), "track_running_stats"),
-        (lambda: nn.LSTM(3, 3), "DPLSTM"),
+        (lambda: nn.LSTM(3, 3), r"sartor\.layers\.LSTM"),
+        (lambda: nn.GRU(3, 3), r"sartor\.layers\.GRU"),
+        (lambda: nn.RNN(3, 3), r"sartor\.layers\.RNN"),
         (lambda: nn.MultiheadAttention(4, 2), "batch_first"),
         (lambda: nn.Embedding(3, 3, max_norm=1.0), "max_norm"),
         (lambda: nn.LazyLinear(3), "not initialised"),

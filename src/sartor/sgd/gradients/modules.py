@@ -1,7 +1,7 @@
 """Which modules of a model are watched, by which rule, and which models are refused.
 
 A module that owns trainable parameters is watched as one unit. Refused, with the reason: layers that mix examples (batch normalisation),
-layers that remember the data in buffers, recurrent layers whose inside cannot be seen (their DP-ready twins are named).
+layers that remember the data in buffers, recurrent layers whose inside cannot be seen (their namesakes in `sartor.layers` are named).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sartor.errors import SartorError
 from sartor.sgd.gradients.registry import Rule, rule_for
 from sartor.sgd.gradients.rules import general
 
-_RECURRENT = {nn.LSTM: "DPLSTM", nn.GRU: "DPGRU", nn.RNN: "DPRNN"}
+_RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +93,8 @@ def _refuse(module: nn.Module, name: str) -> None:
         raise SartorError(f"{name} keeps running statistics of private data outside of the accounting; set track_running_stats=False.")
     if type(module) in _RECURRENT:
         raise SartorError(
-            f"the inside of {name} ({type(module).__name__}) cannot be seen; "
-            f"use opacus.layers.{_RECURRENT[type(module)]}, which has the same parameters."
+            f"no per-example gradients can be formed inside {name} (torch.nn.{type(module).__name__}); use "
+            f"sartor.layers.{type(module).__name__}, which takes the same arguments and loads the same state_dict."
         )
     if isinstance(module, nn.MultiheadAttention) and not module.batch_first:
         raise SartorError(f"{name} takes positions before examples; set batch_first=True.")
