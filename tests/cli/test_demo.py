@@ -61,9 +61,12 @@ def test_the_page_stands_alone_and_shows_what_the_document_says(whole):
         assert words in page
 
 
-def test_people_read_the_comparison_and_what_it_means(run, tmp_path):
+def test_people_read_the_comparison_and_what_it_means(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = run("demo", "--seeds", "1", "--page", tmp_path / "p.html")
     assert code == 0
+    assert all(len(line.rstrip()) <= 80 for line in out.splitlines() if str(tmp_path) not in line)
+    assert {"scheme", "accuracy", "noise", "multiplier", "spent", "rate", "clip", "group"} <= set(out.split())
     at = [out.index(text) for text in ("1,437 people", "none ", "uniform ", "sample ", "scale ", "uniform is what", "a single run")]
     assert at == sorted(at)
     for words in ("delta 0.0001", "they demonstrate, they do not protect", "points", "best for uniform"):

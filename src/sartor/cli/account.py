@@ -11,6 +11,7 @@ from sartor import confidential
 from sartor.accounting import Bounds, SampledGaussian, accountants, epsilon, spend
 from sartor.cli.output import print_json, show, working
 from sartor.errors import SartorError
+from sartor.layout import Table
 from sartor.numbers import from_json_number, to_json_number
 from sartor.plans.document import read
 from sartor.plans.plan import Plan
@@ -134,12 +135,6 @@ def _print_groups(rows: list[dict[str, Any]], json: bool) -> None:
         figures = ("epsilon", "delta", *accountants.names())
         print_json({"groups": [{**{key: confidential.to_json(row[key]) for key in figures}, "holders": row["holders"]} for row in rows]})
         return
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title="what the plan costs, by both accountants", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("epsilon", "delta", "holders", "rdp", "pld"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*(confidential.text(row[name], ".5g") for name in ("epsilon", "delta", "holders", "rdp", "pld")))
-    show(table)
+    names = ("epsilon", "delta", "holders", "rdp", "pld")
+    cells = [[confidential.text(row[name], ".5g") for name in names] for row in rows]
+    show(Table(names, cells, "what the plan costs, by both accountants"))

@@ -15,6 +15,7 @@ from sartor import usual
 from sartor.cli.output import initial_weights, print_json, say, show, working
 from sartor.confidential import text
 from sartor.errors import SartorError
+from sartor.layout import Table
 from sartor.numbers import numbers
 from sartor.run.files import check_place, write_public
 
@@ -134,18 +135,10 @@ def _meaning(trials: list[Any], seeds: int, allowed: Sequence[float]) -> list[st
     ]
 
 
-def _table(trials: list[Any]) -> Any:
-    from rich import box
-    from rich.table import Table
-
+def _table(trials: list[Any]) -> Table:
     from sartor.report.demonstration import HEADINGS, cells
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == HEADINGS[0] else "right")
-    for trial in trials:
-        table.add_row(*cells(trial))
-    return table
+    return Table(HEADINGS, [cells(trial) for trial in trials], left=1)
 
 
 def _as_json(trial: Any) -> dict[str, Any]:

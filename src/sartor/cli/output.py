@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ from sartor.run.files import lead_nowhere, same
 
 
 def say(sentence: str) -> None:
-    """A line for the person at the terminal, beside the result."""
-    print(sentence, file=sys.stderr)
+    """A line for the person at the terminal, beside the result: one line, whatever names and values it repeats."""
+    words = re.sub(r"\S{300,}", lambda word: shortened(word[0]), sentence)
+    print("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in words), file=sys.stderr)
 
 
 def shortened(text: str) -> str:
@@ -35,7 +37,8 @@ def show(thing: Any) -> None:
     from rich.console import Console
 
     with _written():
-        console = Console() if sys.stdout.isatty() else Console(width=160, no_color=True)
+        wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+        console = Console(width=wide, no_color=not sys.stdout.isatty())
         console.on_broken_pipe = _no_reader  # type: ignore[method-assign]
         console.print(thing, markup=False, highlight=False)
 

@@ -15,6 +15,7 @@ from sartor.cli.output import print_json, refuse_inputs, say, show, working
 from sartor.cli.pate_settings import PateSettings
 from sartor.confidential import text
 from sartor.errors import SartorError
+from sartor.layout import Table
 from sartor.run.files import write_public
 
 if TYPE_CHECKING:
@@ -205,27 +206,20 @@ def _no_label(report: dict[str, Any]) -> str:
 
 
 def _show(work: Labelling, report: dict[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
-
     student = report["student_accuracy"]
     learned = (
         "a student has nothing to learn from labels of a single class."
         if student is None
         else f"a student trained on them alone reaches {student:.1%} on {len(work.test):,} public rows."
     )
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("epsilon", "holders", "votes that one holder moves", "spent"):
-        table.add_column(heading, justify="right")
-    for group in report["groups"]:
-        table.add_row(*(text(group[key]) for key in ("epsilon", "holders", "sensitivity", "spent")))
+    cells = [[text(group[key]) for key in ("epsilon", "holders", "sensitivity", "spent")] for group in report["groups"]]
     show(
         f"{_no_label(report)}."
         if not report["labels"]
         else f"{report['variant']}: {report['teachers']} teachers labelled {report['labels']:,} of {report['queries']:,} queries; "
         f"{report['label_accuracy']:.1%} of the labels are right, and {learned}"
     )
-    show(table)
+    show(Table(("epsilon", "holders", "votes that one holder moves", "spent"), cells))
     if report["sensitive"]:
         say("the number of labels and the spends follow the private votes: do not show them; --bound independent has a guarantee.")
     else:

@@ -360,10 +360,10 @@ class Plan:
         return f"Plan({self.scheme}, {self.accountant}, {self.steps} steps, {table.noise(self)}; {self.view!r})"
 
     def __str__(self) -> str:
-        return table.plain(self)
+        return str(table.table(self))
 
     def __rich__(self) -> Any:
-        return table.rich(self)
+        return table.table(self)
 
 
 def _rebuilt(fields: dict[str, Any]) -> Plan:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sartor.confidential import text
+from sartor.layout import Table
 
 if TYPE_CHECKING:
     from sartor.plans.plan import Plan
@@ -68,22 +69,6 @@ def _shows_excess(plan: Plan) -> bool:
     return len(plan) <= _MOST_EXCESS or "excess" in vars(plan)
 
 
-def plain(plan: Plan) -> str:
-    """The table as text."""
-    rows = [headings(plan), *cells(plan)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join([title(plan), lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
-
-
-def rich(plan: Plan) -> Any:
-    """The table for a terminal."""
-    from rich import box
-    from rich.table import Table
-
-    out = Table(title=title(plan), title_justify="left", box=box.SIMPLE_HEAD)
-    for name in headings(plan):
-        out.add_column(name, justify="right")
-    for row in cells(plan):
-        out.add_row(*row)
-    return out
+def table(plan: Plan) -> Table:
+    """The plan as a table, for a page of text or a terminal."""
+    return Table(headings(plan), cells(plan), title(plan))
