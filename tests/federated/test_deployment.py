@@ -6,6 +6,7 @@ known, so the model tells exactly whose answers were used.
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -186,6 +187,41 @@ def mean_of(names: str) -> np.ndarray:
 
 
 @pytest.mark.long
+def test_a_run_that_the_server_refuses_ends_with_another_code_than_0(tmp_path_factory: pytest.TempPathFactory):
+    with closing(Deployment(tmp_path_factory.mktemp("refused"))) as alone:
+        alone.superlink()
+        config = f'folder="{alone.folder}" wait=1.0'
+        asked = [sys.executable, "-m", "sartor.federated.submit", str(APP), "--run-config", config]
+        submitted, named = alone.start("submitted", *asked), alone.start("named", *asked[:4], "here", *asked[4:])
+        short = "import sys, sartor.cli.federate as f; f._WAIT = 1.0; from sartor.cli import main; main(sys.argv[1:])"
+        command = ["federate", "--clients", "3", "--per-round", "3", "--rounds", "2", "--scheme", "none", "--engine", "deployment"]
+        federated = alone.start("federated", sys.executable, "-c", short, *command, alone.address)
+        for name, process in {"submitted": submitted, "named": named, "federated": federated}.items():
+            alone.until(lambda process=process: process.poll() is not None, f"{name} ends")
+            text = alone.log(name).read_text()
+            assert process.returncode == 2, text
+            assert re.search("^error: only 0 of 3 required clients enrolled within 1 s", text, re.MULTILINE), text
+        assert not (alone.folder / "ledger").exists()
+        never = alone.start("never", sys.executable, "-m", "sartor.federated.submit", str(alone.folder / "no app"))
+        assert never.wait(PATIENCE) == 2
+
+
+@pytest.mark.long
+def test_a_simulation_that_the_server_refuses_ends_with_another_code_than_0(tmp_path: Path):
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'sartor[federated]'")
+    more = "import sartor.cli.federate as f; checked = f._checked; f._checked = lambda *asked: (checked(*asked)[0], 9); f._WAIT = 1.0"
+    command = ["federate", "--clients", "4", "--per-round", "2", "--rounds", "1", "--scheme", "none", "--json"]
+    code = f"import sys; {more}; from sartor.cli import main; main(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert re.search(r"error: only \d of 9 required clients enrolled within 1 s", done.stderr), done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
 def test_killed_nodes_bad_answers_and_a_killed_server_neither_stop_training_nor_forget_a_charge(deployment: Deployment):
     folder = deployment.folder
     deployment.superlink()
@@ -211,8 +247,10 @@ def test_killed_nodes_bad_answers_and_a_killed_server_neither_stop_training_nor_
 
     # A new server on the same folder has one round left; b sends numbers that are none.
     (folder / "go").touch()
-    second = deployment.run("second", orders="b3:nan")
+    orders = ["--run-config", f'folder="{folder}" orders="b3:nan"']
+    second = deployment.start("second", sys.executable, "-m", "sartor.federated.submit", str(APP), *orders)
     deployment.until(lambda: second.poll() is not None, "the second run ends")
+    assert second.returncode == 0
     assert "[ROUND 1/1]" in deployment.log("second").read_text()
     model = np.array(json.loads((folder / "model.json").read_text()))
     np.testing.assert_allclose(model, mean_of("a") + mean_of("ac"), atol=1e-8)

@@ -570,7 +570,7 @@ def test_clients_declare_budgets_and_get_their_own_account(tmp_path):
 def test_nodes_that_do_not_declare_are_refused_where_that_was_asked(tmp_path):
     nodes = {i: node(i, moves(), **({"epsilon": 2.0, "delta": 1e-3} if i < 12 else {})) for i in range(15)}
     options = {"rounds": 2, "per_round": 5, "wait": 0.2, "undeclared": "refuse", "accountant": "rdp"}
-    with pytest.raises(SartorError, match=r"12 clients with budgets .* 13 are needed; fewer than 10 more declared no budget"):
+    with pytest.raises(SartorError, match=r"only 12 of 13 required clients enrolled .*: fewer than 10 others declared no acceptable"):
         PrivateFedAvg(str(tmp_path), StrategySettings(min_clients=13, **options)).start(LocalGrid(nodes), record())
     strategy = PrivateFedAvg(str(tmp_path), StrategySettings(min_clients=12, **options))
     strategy.start(LocalGrid(nodes), record())

@@ -166,6 +166,7 @@ def _deployed(job: _Job, address: str) -> dict[str, Any]:
     """On a SuperLink: the app is sent there, and the run is followed to its end."""
     from importlib.util import find_spec
 
+    from sartor.federated.submit import refusal
     from sartor.progress import bar
 
     if find_spec("flwr") is None:
@@ -181,7 +182,7 @@ def _deployed(job: _Job, address: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "flwr.cli.app", "run", str(app), "sartor" if ":" in address else address, "--stream"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as process:
             assert process.stdout is not None
-            last = ""
+            last, reason = "", None
             for line in process.stdout:
                 rest = line.partition(ANNOUNCED)[2]
                 if rest:
@@ -191,7 +192,9 @@ def _deployed(job: _Job, address: str) -> dict[str, Any]:
                 begun = re.search(r"\[ROUND (\d+)/(\d+)\]", line)  # of those that this server has left
                 if begun:
                     advance(rounds - int(begun[2]) + int(begun[1]) - 1)
-                last = line.strip() or last
+                last, reason = line.strip() or last, refusal(line) or reason
+    if reason is not None:
+        raise SartorError(reason)
     raise SartorError(f"the deployment at {address} gave no result; its last words: {last}")
 
 

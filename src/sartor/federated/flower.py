@@ -163,9 +163,9 @@ class PrivateFedAvg(Strategy):
                 refused = {key: self.settings.refusal(answer) for key, answer in agreed.items()} if found is None else found.refused
                 self._refuse(grid, refused)
                 raise SartorError(
-                    f"{0 if found is None else len(found.keys)} clients with budgets have answered within {self.settings.wait:g} s, and "
-                    f"{self.settings.min_clients} are needed; {_number(refused)} more declared no budget that can be used, which is "
-                    f"{self.settings.limits}; and {_number(disputed)} keys were declared twice, with different budgets."
+                    f"only {0 if found is None else len(found.keys)} of {self.settings.min_clients} required clients enrolled within "
+                    f"{self.settings.wait:g} s: {_number(refused)} others declared no acceptable budget ({self.settings.limits}), "
+                    f"and {_number(disputed)} keys were declared twice with different budgets."
                 )
             time.sleep(POLL)
         self._refuse(grid, found.refused)

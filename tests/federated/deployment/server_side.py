@@ -17,7 +17,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     folder = Path(str(context.run_config["folder"]))
     (folder / "server.pid").write_text(str(os.getpid()))
-    strategy = PrivateFedAvg(str(folder / "ledger"), StrategySettings(rounds=3, per_round=3, min_clients=3, wait=180))
+    wait = float(str(context.run_config["wait"]))
+    strategy = PrivateFedAvg(str(folder / "ledger"), StrategySettings(rounds=3, per_round=3, min_clients=3, wait=wait))
     start = ArrayRecord({"vector": Array(np.zeros(3)), "scalar": Array(np.array(0.0))})
     result = strategy.start(grid, start, timeout=300)
     model = [*result.arrays["vector"].numpy().tolist(), float(result.arrays["scalar"].numpy())]
