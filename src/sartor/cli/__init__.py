@@ -16,7 +16,7 @@ import typer
 import typer.core
 
 from sartor.cli import account, demo, federate, pate, plan, train
-from sartor.cli.output import say, shortened, show
+from sartor.cli.output import give_up_printing, say, shortened, show
 from sartor.errors import SartorError, SartorWarning
 
 # what a wrong option raises: typer's own where it has one, click's before
@@ -79,15 +79,34 @@ def main(arguments: list[str] | None = None) -> None:
         code = 2
     except _USAGE as error:
         message = error.format_message()
-        say(message if message.lower().startswith("usage") else f"error: {message}")
+        if message.lower().startswith("usage"):  # all of the help
+            print(message, file=sys.stderr)
+        else:
+            say(f"error: {message}")
         code = 2
     except (typer.Abort, KeyboardInterrupt):
         say("stopped.")
         code = 130
     except BrokenPipeError:
         code = 0
+    except SystemExit:  # of a help text that nobody reads to its end
+        code = 0
+    except MemoryError:
+        say("error: this needs more memory than there is: ask for fewer holders, records or steps.")
+        code = 2
     except OSError as error:  # a disk that is full, a name that is too long, a file that went away
         where = shortened(str(error.filename)) + ": " if error.filename else ""
         say(f"error: {where}{error.strerror or error}.")
         code = 2
-    sys.exit(code or 0)
+    sys.exit(_printed(code or 0))
+
+
+def _printed(code: int) -> int:
+    """The exit code, once all that was printed has left; what a full or closed output cannot take is not tried a second time."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        give_up_printing()
+        return code or 2
+    return code
