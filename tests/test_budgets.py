@@ -357,7 +357,7 @@ def test_every_holder_has_one_name(names, reason):
     ("wanted", "reason"),
     [
         ([NAME, "ben", "carl"], "1 of 3 holders have no budget"),
-        ([NAME], "1 budgets belong to nobody"),
+        ([NAME], "1 budgets are for holders who are not among"),
         ([NAME, NAME], "more than once"),
     ],
 )
@@ -474,7 +474,7 @@ def test_a_population_of_nobody_is_refused(policy):
         (f"holder\n{NAME}\n", "needs the columns"),
         (f"epsilon,delta\n{VALUE},1e-5\n", "needs the columns"),
         (f"{NAME},{VALUE}\nben,2\n", "needs the columns"),
-        (f"holder,epsilon,level\n{NAME},{VALUE},strict\n", "both epsilon and level"),
+        (f"holder,epsilon,level\n{NAME},{VALUE},strict\n", "both an epsilon and a level"),
         (f"holder,epsilon\n{NAME},{VALUE}x\n", "line 2 has no number in the column epsilon"),
         (f"holder,epsilon\nben,1\n{NAME}\n", "line 3 has no number in the column epsilon"),
         (f"holder,epsilon,delta\n{NAME},{VALUE},{VALUE}x\n", "line 2 has no number in the column delta"),
@@ -518,7 +518,7 @@ def test_a_csv_must_hold_exactly_the_holders_of_the_data(written):
     with pytest.raises(InvalidBudget, match="1 of 3 holders have no budget") as refused:
         Budgets.from_csv(path, delta=1e-5, holders=[NAME, "ben", "carl"])
     assert is_one_sentence_about_nobody(refused.value)
-    with pytest.raises(InvalidBudget, match="1 budgets belong to nobody") as refused:
+    with pytest.raises(InvalidBudget, match="1 budgets are for holders who are not among") as refused:
         Budgets.from_csv(path, delta=1e-5, holders=["ben"])
     assert is_one_sentence_about_nobody(refused.value)
 

@@ -51,14 +51,14 @@ def test_no_labels_replace_no_file_and_the_sentence_is_true(run, tmp_path):
     options += ["--keep", tmp_path / "kept"]
     code, _, err = run(*options, "--labels", "1000")
     assert code == 0
-    assert re.search(r"\d+ of the 1,000 labels that were wanted were given: what the budgets allow is used up", err)
+    assert re.search(r"\d+ of the 1,000 labels that were wanted were given: the budgets are exhausted", err)
     paid = tmp_path / "labels.csv"
     paid.write_text("query,label\n0,1\n")
     code, out, err = run(*options, "--labels", "1000", "--out", paid)
     assert code == 0
     assert paid.read_text() == "query,label\n0,1\n"
-    assert "no label was given: what the budgets allow is used up, and nothing was written" in err
-    assert "no label was given: what the budgets allow is used up." in out
+    assert "no label was given: the budgets are exhausted, and nothing was written" in err
+    assert "no label was given: the budgets are exhausted." in out
     assert "are right" not in out
 
 

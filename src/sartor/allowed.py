@@ -38,7 +38,7 @@ class Allowed:
     def __post_init__(self) -> None:
         check_seed(self.seed)
         if len(self._ways) > 1:
-            raise SartorError(f"say once what people allow: either {' or '.join(self._ways)}.")
+            raise SartorError(f"{' and '.join(self._ways)} both set budgets: give only one of them.")
         if self.share is not None and self.epsilon is None:
             raise SartorError("--share goes with --epsilon.")
 
@@ -63,7 +63,7 @@ class Allowed:
         A file's rows are found by name, and come in the order of the names; for a number of holders they are in the order of the file.
         """
         if self.policy is not None and self.file is None:
-            raise SartorError("--policy maps the levels of a file of budgets: it goes with --budgets.")
+            raise SartorError("--policy needs --budgets: it maps the levels in that file to numbers.")
         if self.file is not None:
             return self._of_file(holders)
         if self.epsilon is None:

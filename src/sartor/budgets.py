@@ -232,7 +232,7 @@ class Budgets:
             raise InvalidBudget(f"{missing} of {len(holders)} holders have no budget: every holder needs one.")
         surplus = len(self._names) - len(holders)
         if surplus:
-            raise InvalidBudget(f"{surplus} budgets belong to nobody among the {len(holders)} holders.")
+            raise InvalidBudget(f"{surplus} budgets are for holders who are not among the {len(holders)} given.")
         rows = [position[name] for name in holders]
         return Budgets(self.epsilon[rows], delta=self.delta[rows], holders=holders, reserve=self.reserve)
 
@@ -336,7 +336,7 @@ def _check_names(names: Sequence[str], count: int) -> None:
         raise InvalidBudget(f"{empty} rows have no holder: every budget needs a name.")
     repeated = len(names) - len(set(names))
     if repeated:
-        raise InvalidBudget(f"{repeated} holders appear more than once: one budget each.")
+        raise InvalidBudget(f"{repeated} holders appear more than once: give each of them one budget.")
     repeated = len(names) - len({alike(str(name)) for name in names})
     if repeated:
         raise InvalidBudget(
@@ -373,7 +373,7 @@ def _read_rows(path: str | os.PathLike[str]) -> tuple[list[int], list[dict[str, 
     if "holder" not in columns or not ({"epsilon", "level"} & set(columns)):
         raise InvalidBudget(f"{name} needs the columns holder,epsilon[,delta] or holder,level in its first line.")
     if {"epsilon", "level"} <= set(columns):
-        raise InvalidBudget(f"{name} has both epsilon and level: which one counts must be clear, so give one of them.")
+        raise InvalidBudget(f"{name} has both an epsilon and a level column: keep only one of them.")
     if not rows:
         raise InvalidBudget(f"{name} has no rows: there are no holders.")
     return lines, rows

@@ -26,11 +26,11 @@ from sartor.federated.task import Settings, Task
 REFUSED = {
     "--scheme": (["--scheme", "best"], 'no scheme "best"'),
     "--engine": (["--engine", "cloud"], 'an engine is "simulation" or "deployment"'),
-    "address": (["--engine", "deployment"], "followed by the address"),
-    "stray address": (["127.0.0.1:9092"], "followed by the address"),
-    "both budgets": (["--epsilon", "1", "--budgets", "people.csv"], "say once what people allow"),
+    "address": (["--engine", "deployment"], "needs ADDRESS"),
+    "stray address": (["127.0.0.1:9092"], "needs ADDRESS"),
+    "both budgets": (["--epsilon", "1", "--budgets", "people.csv"], "--epsilon and --budgets both set"),
     "share": (["--share", "0.5,0.5"], "--share goes with --epsilon"),
-    "policy": (["--policy", "policy.toml"], "it goes with --budgets"),
+    "policy": (["--policy", "policy.toml"], "--policy needs --budgets"),
     "none": (["--scheme", "none", "--epsilon", "1"], "leave out the budgets"),
     "seed": (["--seed", "-1"], "a seed must be 0 or more"),
     "split": (["--split", "random"], 'a split is "iid"'),
@@ -245,7 +245,7 @@ def test_a_run_that_goes_on_deals_rows_and_budgets_as_when_it_began(app, tmp_pat
     assert found["rounds"] == 4
     assert [point["round"] for point in found["history"]] == [0, 1, 2, 3, 4]  # of both servers
     (tmp_path / "settings.json").unlink()
-    with pytest.raises(SartorError, match="does not say how it was begun"):
+    with pytest.raises(SartorError, match="has no settings"):
         _of_run(tmp_path, first, None)
 
 
@@ -255,7 +255,7 @@ def test_other_settings_for_a_run_are_refused_by_the_command(run, tmp_path):
     _keep(tmp_path, Settings(clients=20, seed=7))
     code, _, err = run("federate", "--clients", "30", "--out", tmp_path)
     assert code == 2
-    assert "was begun with other settings (clients)" in err
+    assert "was started with other settings (clients)" in err
 
 
 def test_a_start_that_failed_binds_nothing(run, tmp_path, monkeypatch):
@@ -283,7 +283,7 @@ def test_settings_that_cannot_be_read_are_not_replaced_by_defaults(run, tmp_path
     (tmp_path / "settings.json").write_text(content)
     code, _, err = run("federate", "--out", tmp_path)
     assert code == 2
-    assert err.startswith(f"error: the run in {tmp_path} cannot go on: ")
+    assert err.startswith(f"error: the run in {tmp_path} cannot be continued: ")
     assert err.count("\n") == 1
     assert (tmp_path / "settings.json").read_text() == content
 
@@ -386,7 +386,7 @@ def test_a_deployment_is_followed_to_its_result(deployment):
 
 
 def test_a_deployment_without_a_result_has_failed(deployment):
-    with pytest.raises(SartorError, match="gave no result; its last words: nobody is there"):
+    with pytest.raises(SartorError, match="ended without a result; the last line of its log: nobody is there"):
         deployment("hello\nnobody is there\n")
 
 

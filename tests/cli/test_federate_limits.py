@@ -32,7 +32,7 @@ def test_clients_outside_of_the_limits_take_no_part_in_the_commands_plan(run, tm
     assert stricter.strategy.limits == Limits(floor=1.5)
     code, _, err = run(*asked, "--floor", "50")
     assert (code, len(seen)) == (2, 2)
-    assert "no client declared a budget that can be used" in err
+    assert "no client declared a usable budget" in err
     code, _, err = run(*asked, "--floor", "5", "--ceiling", "1")
     assert (code, len(seen)) == (2, 2)
-    assert "from a positive floor to a finite ceiling" in err
+    assert "from a positive floor to a larger, finite ceiling" in err

@@ -306,7 +306,7 @@ BAD_FILES = {
     "no epsilon": ("holder,amount\nOttilie,3.1415926\n", None, "needs the columns"),
     "no number": ("holder,epsilon\nOttilie,3.1415926x\n", None, "no number"),
     "twice": ("holder,epsilon\nOttilie,3.1415926\nOttilie,1\n", None, "more than once"),
-    "both": ("holder,epsilon,level\nOttilie,3.1415926,strict\n", None, "both epsilon and level"),
+    "both": ("holder,epsilon,level\nOttilie,3.1415926,strict\n", None, "both an epsilon and a level"),
     "not text": (b"holder,epsilon\nOttilie,\xff\n", None, "not a CSV"),
     "levels without policy": ("holder,level\nOttilie,strict\n", None, "give the policy"),
     "unknown level": ("holder,level\nOttilie,lax\n", "delta = 1e-5\n[levels]\nstrict = 1\n", "chose a level"),

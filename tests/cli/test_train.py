@@ -314,7 +314,7 @@ def test_stopping_without_a_folder_says_that_nothing_was_kept(run, monkeypatch):
         (("--dataset", "digits", "--epsilon", "1,x", "--share", ".5,.5"), "numbers separated by commas"),
         (("--dataset", "digits", "--epsilon", "1,2", "--share", "1"), "2 epsilons but 1 shares"),
         (("--dataset", "digits", "--share", "1"), "--share goes with --epsilon"),
-        (("--dataset", "digits", "--epsilon", "1", "--budgets", "b.csv"), "say once what people allow"),
+        (("--dataset", "digits", "--epsilon", "1", "--budgets", "b.csv"), "--epsilon and --budgets both set budgets"),
         (("--dataset", "digits", "--budgets", "/nowhere.csv", "--delta", "1e-5"), "cannot be read"),
         (("--dataset", "digits", "--mix", "0.5"), "mix"),
         (("--dataset", "digits", "--target", "x"), "--target goes with --table"),
@@ -340,12 +340,12 @@ def test_bad_input_ends_with_one_sentence_and_exit_code_2(run, arguments, words)
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('dataset = "digits"\nstep = 5\n', "a setting step that nothing reads"),
+        ('dataset = "digits"\nstep = 5\n', "a setting step that does not exist"),
         ('dataset = "digits"\nsteps = 5.5\n', "steps must be a whole number"),
         ('dataset = "digits"\nlr = "fast"\n', "lr must be a number"),
         ('dataset = "digits"\nepsilon = true\n', "epsilon must be a text"),
         ("dataset = 3\n", "dataset must be a text"),
-        ("out = 'run'\n", "a setting out that nothing reads"),
+        ("out = 'run'\n", "a setting out that does not exist"),
         ("dataset\n", "is not TOML"),
     ],
 )
@@ -372,4 +372,4 @@ def test_a_request_that_cannot_be_planned_leaves_no_folder(run, tmp_path):
 def test_own_people_are_never_given_budgets_that_nobody_chose(run, file):
     code, _, err = run("train", "--table", file("census.csv", people(100)), "--schema", file("s.toml", SCHEMA))
     assert code == 2
-    assert "say what people allow" in err.splitlines()[-1]
+    assert "the budgets are missing" in err.splitlines()[-1]

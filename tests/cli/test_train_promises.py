@@ -282,7 +282,7 @@ def test_arrays_that_hold_the_budgets_are_refused(refused, tmp_path):
         np.save(folder / f"x_{part}.npy", np.column_stack([draw.normal(size=60), epsilon]).astype(np.float32))
         np.save(folder / f"y_{part}.npy", np.arange(60) % 2)
     np.save(folder / "epsilon.npy", epsilon)
-    refused("one of the features is what people allow", "train", "--arrays", folder, "--delta", "1e-4", *FAST)
+    refused("one of the features equals the holders' budgets", "train", "--arrays", folder, "--delta", "1e-4", *FAST)
 
 
 # --- how a run ends ---

@@ -41,7 +41,7 @@ def test_what_is_said_above_wins_and_the_rest_is_from_below():
         (TrainSettings(dataset="digits", arrays="a"), "not --dataset and --arrays"),
         (TrainSettings(arrays="a", data="d"), "--data goes with --dataset"),
         (TrainSettings(dataset="digits", sensitive=True), "--sensitive goes with --table"),
-        (TrainSettings(dataset="digits", epsilon="1", budgets="b.csv"), "say once what people allow"),
+        (TrainSettings(dataset="digits", epsilon="1", budgets="b.csv"), "--epsilon and --budgets both set budgets"),
         (TrainSettings(dataset="digits", seed=-1), "a seed must be"),
     ],
 )

@@ -16,7 +16,7 @@ def test_a_test_row_of_a_trained_holder_in_another_spelling_is_refused():
 
 def test_a_delta_in_the_arrays_is_refused():
     delta = np.array([1e-5, 1e-6] * 10)
-    with pytest.raises(SartorError, match="what people allow"):
+    with pytest.raises(SartorError, match="equals the holders' budgets"):
         refuse_budget_features(np.stack([np.arange(20.0), delta], 1).astype(np.float32), sartor.Budgets([1.0] * 20, delta=delta))
 
 

@@ -151,13 +151,13 @@ def test_limits_are_inclusive_and_public_clients_lie_within_them():
         map(limits.hold, [(0.499, 1e-4), (8.01, 1e-4), (np.inf, 0.5), (1.0, 9e-7), (1.0, 0.0011), (np.nan, 1e-4), (1.0, np.nan)])
     )
     for wrong in ((0.0, 1.0), (2.0, 1.0), (1.0, np.inf), (np.nan, 1.0), (1.0, 2.0, 0.0), (1.0, 2.0, 1e-3, 1e-4), (1.0, 2.0, 1e-3, 1.0)):
-        with pytest.raises(SartorError, match="are taken from a positive floor"):
+        with pytest.raises(SartorError, match="must range from a positive floor"):
             Limits(*wrong)
 
 
 def test_a_policy_or_a_delta_outside_of_the_limits_is_the_servers_own_mistake(tmp_path):
     for options in ({"policy": sartor.Policy({"strict": 0.01, "open": 8.0}, delta=1e-5)}, {"delta": 0.5}):
-        with pytest.raises(SartorError, match="set its limits"):
+        with pytest.raises(SartorError, match="outside the server's limits"):
             server(tmp_path, **options)
     server(tmp_path, policy=sartor.Policy({"strict": 0.01, "open": 8.0}, delta=1e-5), limits=Limits(floor=0.01))
 
@@ -179,10 +179,10 @@ def test_how_few_take_no_part_is_not_said(tmp_path, fleet, caplog):
             server(tmp_path, min_clients=12, wait=0.01).start(fleet([train] * len(said), said), START)
         messages.add(str(error.value))
     assert len(messages) == 1
-    assert "4 clients with budgets" in messages.pop()
+    assert "only 4 of 12 required clients" in messages.pop()
     assert "1e+300" not in "".join(record.getMessage() for record in caplog.records if record.name != "sartor.federated.client")
     said = [{"epsilon": 1e300, "delta": 1e-3}] * 11
-    with pytest.raises(SartorError, match=r"0 clients with budgets .* 11 more declared no budget that can be used"):
+    with pytest.raises(SartorError, match=r"only 0 of \d+ required clients .*: 11 others declared no acceptable budget"):
         server(tmp_path, min_clients=12, wait=0.01).start(fleet([train] * 11, said), START)
 
 

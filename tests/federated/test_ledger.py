@@ -54,7 +54,7 @@ def test_accounts_belong_to_keys_and_grow_with_the_rounds(tmp_path):
         assert account.to_json()["rounds"] == 2
         assert ledger.client("client 7") == 7
         assert ledger.client("somebody") is None
-        with pytest.raises(SartorError, match="no client of this key"):
+        with pytest.raises(SartorError, match="no client with this key"):
             ledger.client_account("somebody")
     assert ledger.client_accounts([f"client {i}" for i in range(20)])["client 3"].epsilon == 2.0
 
@@ -66,7 +66,7 @@ def test_a_run_that_exists_is_not_begun_again_and_never_served_twice(tmp_path):
             Ledger(tmp_path)
         with pytest.raises(SartorError, match="another server"):
             made(tmp_path)
-    with pytest.raises(SartorError, match="holds a run already"):
+    with pytest.raises(SartorError, match="already holds a run"):
         made(tmp_path)
     with Ledger(tmp_path) as again:
         assert again.charged == 1
@@ -110,7 +110,7 @@ def test_what_is_left_of_a_run_is_no_reason_to_begin_again(tmp_path, left):
         plan, keys, budgets = ledger.plan, ledger.keys, ledger.budgets
     for name in {"clients.json", "rounds.json", "state.pt"} - {left}:
         (tmp_path / name).unlink()
-    with pytest.raises(SartorError, match="holds a run already"):
+    with pytest.raises(SartorError, match="already holds a run"):
         Ledger.create(tmp_path, plan, keys, budgets)
     with pytest.raises(SartorError):
         Ledger(tmp_path)
@@ -133,7 +133,7 @@ def test_a_state_that_is_none_is_refused(tmp_path):
     whole = torch.load(tmp_path / "state.pt", weights_only=True)
     for broken in ([1], {"state": {}}, {**whole, "charged": "0"}, {**whole, "before": None}, {**whole, "state": [1]}):
         torch.save(broken, tmp_path / "state.pt")
-        with pytest.raises(SartorError, match="without it the run cannot go on"):
+        with pytest.raises(SartorError, match="the run cannot be continued without it"):
             Ledger(tmp_path)
 
 

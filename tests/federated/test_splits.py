@@ -75,5 +75,5 @@ def test_the_writers_of_mnist():
     found = splits.by_owner(read_writers(FOLDER, labels))
     sizes = [len(rows) for rows in found]
     assert (len(found), min(sizes), max(sizes), int(np.median(sizes)), sum(sizes)) == (539, 19, 131, 116, 60_000)
-    with pytest.raises(SartorError, match="other images"):
+    with pytest.raises(SartorError, match="does not belong to these images"):
         read_writers(FOLDER, labels[::-1])

@@ -153,7 +153,7 @@ def test_a_failure_after_writing_is_charged_and_the_labels_are_kept(tmp_path, mo
         right(descriptor)
 
     monkeypatch.setattr(files.os, "fsync", second_time)
-    with pytest.raises(SartorError, match="brought to the disk: the folder cannot be synced"):
+    with pytest.raises(SartorError, match="synced to disk: the folder cannot be synced"):
         made.aggregate()
     monkeypatch.undo()
     back = EnsembleFolder(path)

@@ -291,7 +291,7 @@ def test_a_link_in_the_place_of_a_checkpoint_s_file_is_refused(tmp_path):
     state = next(folder.glob("step-*/state.json"))
     state.rename(tmp_path / "elsewhere")
     state.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(sartor.SartorError, match="is a link"):
+    with pytest.raises(sartor.SartorError, match="is a symbolic link"):
         fitted(checkpoints=sartor.Checkpoints(folder, resume=True))
 
 
@@ -418,7 +418,7 @@ def test_long_records_that_differ_have_different_fingerprints():
 def test_other_settings_are_refused_and_the_model_can_be_used_again(tmp_path, settings):
     stopped_at(5, tmp_path)
     model = settings.pop("model", None) or dropping()
-    with refused("this checkpoint"):
+    with refused("the checkpoint"):
         fitted(model, checkpoints=sartor.Checkpoints(tmp_path, resume=True), **settings)
     fitted(model)
     assert resumes_to_the_same_end(tmp_path / "again")

@@ -87,7 +87,7 @@ def test_the_key_goes_with_the_last_step_of_ones_own_loop(tmp_path):
         assert any(b'"key"' in path.read_bytes() for path in tmp_path.rglob("state.json")) == (optimizer.run.steps < STEPS)
     found = saving.Checkpoint(tmp_path, of)
     assert found.over
-    with pytest.raises(sartor.SartorError, match="is over"):
+    with pytest.raises(sartor.SartorError, match="is finished"):
         found.restore(optimizer, loader)
 
 

@@ -383,7 +383,7 @@ def test_batch_normalisation_is_refused_by_name(kind):
 
 def test_an_optimizer_of_other_parameters_is_refused():
     model = net()
-    with refused("2.weight is trainable but the optimizer does not move it"):
+    with refused("2.weight is trainable but not in the optimizer"):
         private(model, optimizer=torch.optim.SGD(model[0].parameters(), lr=1.0))
     with refused("not the model's"):
         private(model, optimizer=torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(2))], lr=1.0))

@@ -249,7 +249,7 @@ def test_a_model_that_computes_otherwise_is_refused_and_the_same_built_anew_is_n
     one, other, match = MODELS[kind]
     begun(tmp_path, one())
     said = refused_before_a_draw(monkeypatch, tmp_path, match, model=other())
-    assert "this checkpoint is of another run" in said
+    assert "the checkpoint belongs to another run" in said
     assert "0x" not in said
     assert differs(one, one) is None
 

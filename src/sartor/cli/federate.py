@@ -94,11 +94,11 @@ def _of_run(folder: Path, settings: Settings, seed: int | None) -> Settings:
     path = folder / _SETTINGS
     if not path.exists():
         if begun:
-            raise SartorError(f"the run in {folder} does not say how it was begun, so it cannot go on; a new run needs a new folder.")
+            raise SartorError(f"the run in {folder} has no settings.json, so it cannot be continued; give a new folder for a new run.")
         return settings
     kept = Settings.read(path)
     if seed is not None and seed != kept.seed:
-        raise SartorError(f"the run in {folder} has another seed; a new run needs a new folder.")
+        raise SartorError(f"the run in {folder} was started with another seed; give a new folder for a new run.")
     asked = replace(settings, seed=kept.seed)
     if begun:
         asked.check_same(kept, folder)
@@ -195,7 +195,7 @@ def _deployed(job: _Job, address: str) -> dict[str, Any]:
                 last, reason = line.strip() or last, refusal(line) or reason
     if reason is not None:
         raise SartorError(reason)
-    raise SartorError(f"the deployment at {address} gave no result; its last words: {last}")
+    raise SartorError(f"the deployment at {address} ended without a result; the last line of its log: {last}")
 
 
 def _connection(folder: Path, address: str) -> dict[str, str]:

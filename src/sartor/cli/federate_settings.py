@@ -82,7 +82,7 @@ class FederateSettings:
         if self.engine not in ("simulation", "deployment"):
             raise SartorError(f'an engine is "simulation" or "deployment", not "{self.engine}".')
         if (self.engine == "deployment") != (self.superlink is not None):
-            raise SartorError("--engine deployment is followed by the address of a SuperLink, and only that.")
+            raise SartorError("--engine deployment needs ADDRESS, and no other engine takes one.")
         if self.superlink is not None:
             _check_address(self.superlink)
         if self.allowed().is_said and self.is_open:

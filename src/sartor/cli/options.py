@@ -58,7 +58,7 @@ def from_document(kind: type[Settings], document: Mapping[str, Any], name: str) 
     kinds = {option: _kind(hint) for option, hint in get_type_hints(kind).items()}
     unknown = [option for option in document if option not in kinds]
     if unknown:
-        raise SartorError(f"{name} has a setting {', '.join(unknown)} that nothing reads; it may have {', '.join(kinds)}.")
+        raise SartorError(f"{name} has a setting {', '.join(unknown)} that does not exist; the settings are {', '.join(kinds)}.")
     for option, value in document.items():
         wanted = kinds[option]
         right = isinstance(value, (int, float) if wanted is float else wanted)

@@ -55,7 +55,7 @@ def pate(
     if asked.out is not None and not len(found):
         say(f"{_no_label(report)}, and nothing was written to {asked.out}.")
     elif asked.labels is not None and len(found) < asked.labels:
-        end = "every query was asked" if found.asked.all() else "what the budgets allow is used up"
+        end = "every query was asked" if found.asked.all() else "the budgets are exhausted"
         say(f"{len(found):,} of the {asked.labels:,} labels that were wanted were given: {end}.")
     if json:
         print_json(report)
@@ -202,7 +202,7 @@ def _no_label(report: dict[str, Any]) -> str:
     """Why there is no label, as the beginning of a sentence."""
     if report["queries"]:
         return f"no label was given: too few teachers agreed on each of the {report['queries']:,} queries that were asked"
-    return "no label was given: what the budgets allow is used up"
+    return "no label was given: the budgets are exhausted"
 
 
 def _show(work: Labelling, report: dict[str, Any]) -> None:

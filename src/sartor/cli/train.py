@@ -153,7 +153,7 @@ def _budgets(asked: TrainSettings, recipe: usual.Recipe, data: Data) -> Budgets:
     if allowed.epsilon is None and data.budgets is not None and (asked.table is not None or allowed.file is None):
         return data.budgets.with_reserve(recipe.reserve)
     if not allowed.is_said and asked.dataset is None:
-        raise SartorError("say what people allow: --budget-column, --budgets with a file, or --epsilon with --share.")
+        raise SartorError("the budgets are missing: give --budget-column, --budgets with a file, or --epsilon with --share.")
     people = allowed.or_else(usual.ALLOWED).budgets(len(data.train))
     if asked.arrays is not None and allowed.file is not None:
         refuse_budget_features(data.train.tensors[0].numpy(), people)

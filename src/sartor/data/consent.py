@@ -46,7 +46,7 @@ def refuse_copies(table: Columns, features: Sequence[str], told: Mapping[str, Se
             raise SartorError(f'the column "{column}" is a copy of "{same[0]}" and cannot be a feature: drop it (drop=, or in the schema).')
         if budgets is not None and _says_budgets(texts, column, budgets):
             raise SartorError(
-                f'the column "{column}" says of each row what its holder allows and cannot be a feature: drop it (drop=, or in the schema).'
+                f'the column "{column}" holds budgets of the holders and cannot be a feature: drop it (drop=, or in the schema).'
             )
 
 
@@ -56,7 +56,7 @@ def refuse_budget_features(features: NDArray[np.generic], budgets: Budgets) -> N
     for values in (budgets.epsilon, budgets.delta):
         own = values.astype(flat.dtype) if flat.dtype.kind == "f" else values
         if len(np.unique(values)) > 1 and bool((flat == own[:, None]).all(0).any()):
-            raise SartorError("one of the features is what people allow, number for number: take it out of the arrays.")
+            raise SartorError("one of the features equals the holders' budgets: remove it from the arrays.")
 
 
 def _says_budgets(texts: Sequence[str], column: str, budgets: Budgets) -> bool:

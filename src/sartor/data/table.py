@@ -76,7 +76,7 @@ def read_table(
     if not 0 <= test_share < 1:
         raise SartorError(f"test_share must lie in [0, 1), not {test_share}.")
     if budgets is not None and budget_column is not None:
-        raise SartorError("say once what people allow: in a column of the table, or as budgets.")
+        raise SartorError("budgets are given twice: give either a column of the table or budgets.")
     table = read_columns(path)
     reserved = [column for column in (target, id_column, budget_column) if column is not None]
     _check_columns(Path(path).name, table, [*reserved, *drop, *(features or ()), *(bounds or ()), *(categories or ())])

@@ -19,6 +19,6 @@ def read_writers(folder: Folder = None, labels: NDArray[np.integer] | None = Non
     with reading(path, "QMNIST's labels"), opened(path) as file:
         rows = np.frombuffer(file.read(), ">i4", offset=_HEADER).reshape(-1, _COLUMNS)
     if labels is not None and not np.array_equal(rows[: len(labels), _CLASS], labels):
-        raise SartorError(f"{path} describes other images than these: its classes are not theirs.")
+        raise SartorError(f"{path} does not belong to these images: its classes differ from theirs.")
     count = len(rows) if labels is None else len(labels)
     return rows[:count, _WRITER].astype(np.int64)

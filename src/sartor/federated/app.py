@@ -188,7 +188,7 @@ def _quiet() -> Iterator[None]:
 
 def _settings(context: Context) -> Settings:
     if "settings" not in context.run_config:
-        raise SartorError("this app reads its settings from the run's configuration, and there are none.")
+        raise SartorError("the run's configuration has no settings; start this app with sartor federate.")
     read = Settings.from_json(json.loads(str(context.run_config["settings"])))
     own = context.node_config.get("data")  # a node knows best where its data is
     return replace(read, data=str(own)) if own else read

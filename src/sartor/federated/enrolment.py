@@ -45,11 +45,14 @@ class Limits:
     def __post_init__(self) -> None:
         if not 0 < self.floor <= self.ceiling < np.inf:
             raise SartorError(
-                f"epsilons are taken from a positive floor to a finite ceiling above it, not {self.floor:g} to {self.ceiling:g}."
+                f"accepted epsilons must range from a positive floor to a larger, finite ceiling, not from {self.floor:g} to "
+                f"{self.ceiling:g}."
             )
         if not 0 < self.delta_floor <= self.delta_ceiling < 1:
             low, high = self.delta_floor, self.delta_ceiling
-            raise SartorError(f"deltas are taken from a positive floor to a ceiling above it and below 1, not {low:g} to {high:g}.")
+            raise SartorError(
+                f"accepted deltas must range from a positive floor to a larger ceiling below 1, not from {low:g} to {high:g}."
+            )
 
     def hold(self, budget: Budget) -> bool:
         """Whether a budget lies between the limits."""
@@ -96,7 +99,7 @@ def enrol(
     said = {key: budget_of(declared[key], policy, delta) for key in keys}
     found = {key: budget for key, budget in said.items() if budget is not None and limits.hold(budget)}
     if not found:
-        raise SartorError("no client declared a budget that can be used, so there is no strictest one for the others either.")
+        raise SartorError("no client declared a usable budget, so there is no strictest one to use for the others.")
     finite = [budget for budget in found.values() if not is_public(budget[0])]
     if undeclared == "strictest" and finite:  # among public clients alone nobody has set a limit that could stand for another's
         default = min(epsilon for epsilon, _ in finite), min(own for _, own in finite)

@@ -126,13 +126,13 @@ class PrivateFedAvg(Strategy):
         # without a seed, coins and noise of this process alone; with one, those of the rounds that are left
         self._stream = Stream(self.settings.seed)
         if self._stream.seeded and not ledger.seeded:
-            raise SartorError("a seed cannot continue a private run.")
+            raise SartorError("a private run cannot be continued with a seed.")
         self._sampler = PoissonSampler(ledger.plan.accounted, ledger.budgets, self._stream)
         saved = ledger.saved()
         self._optimizer.load(saved.get("server", {}))
         self._clip = float(saved.get("clip", np.nan))
         if not 0 < self._clip < np.inf:
-            raise SartorError(f"the state in {self.folder} has no clip, so the run cannot go on from it.")
+            raise SartorError(f"the state in {self.folder} has no clip, so the run cannot be continued from it.")
         self._model = self._optimizer.model
         self._round: Round | None = None
         self._token = ""
@@ -142,7 +142,7 @@ class PrivateFedAvg(Strategy):
         wanted, kept = self.settings.lasting(arrays), ledger.settings
         other = sorted(name for name in wanted.keys() | kept.keys() if wanted.get(name) != kept.get(name))
         if other:
-            raise SartorError(f"the run in {self.folder} has other settings ({', '.join(other)}); a new run needs a new folder.")
+            raise SartorError(f"the run in {self.folder} has other settings ({', '.join(other)}); give a new folder for a new run.")
 
     def _enrolled(self, grid: Grid, arrays: Named) -> Ledger:
         """Ask every node who it is, until enough have answered, and plan over them."""
@@ -222,13 +222,13 @@ class PrivateFedAvg(Strategy):
             there = set(grid.get_node_ids())
             self._link(grid, there, end, patient=patient)
             if len(self.ledger.withdrawn) == len(self.ledger.keys):
-                raise SartorError("all clients have withdrawn, so no further round is run.")
+                raise SartorError("all clients have withdrawn, so no further round can be run.")
             present = sum(map(self._can_be_asked, self._nodes.speaking(there)))
             late = time.monotonic() > end
             if present >= min(wanted, len(self.ledger.keys) - len(self.ledger.withdrawn)) or (late and present):
                 return there
             if late:
-                raise SartorError(f"none of the run's clients is there after {self.settings.wait:g} s, so no round is run.")
+                raise SartorError(f"none of the run's clients answered within {self.settings.wait:g} s, so no round was started.")
             time.sleep(POLL)
 
     def _can_be_asked(self, key: str) -> bool:
@@ -257,7 +257,7 @@ class PrivateFedAvg(Strategy):
         """One noisy mean of the answers, and the server's step with it; what clients measured is dropped."""
         current = self._round
         if current is None:
-            raise SartorError("a round is configured before it is aggregated, and aggregated once.")
+            raise SartorError("aggregate_train must be called exactly once after configure_train.")
         self._round = None
         for reply in replies:
             client = self._asked.get(reply.metadata.src_node_id)

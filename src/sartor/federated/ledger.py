@@ -191,7 +191,7 @@ class Ledger:
         rounds = _Rounds(0, frozenset(), 0, _digest(clients), _digest(begin))
         with _locked(path):
             if cls.is_in(path):
-                raise SartorError(f"{path} holds a run already: its clients and their accounts stay as they are.")
+                raise SartorError(f"{path} already holds a run; give a new folder for a new run.")
             # clients last: with them there is a run, of which no file may be missing
             write_private(path / _ROUNDS, rounds.content())
             write_private(path / _STATE, begin)
@@ -283,7 +283,7 @@ class Ledger:
         for key in keys:
             place = self.client(key)
             if place is None:
-                raise SartorError("there is no client of this key.")
+                raise SartorError("there is no client with this key.")
             epsilon, delta = float(self.budgets.epsilon[place]), float(self.budgets.delta[place])
             own = float(spent[self._group[place]])
             found[key] = ClientAccount(epsilon, delta, own, self.charged, self.plan.rounds, account.private, account.relation)
@@ -317,9 +317,9 @@ class Ledger:
             whole = all(type(found[name]) is int for name in ("charged", "written"))
             known = whole and all(type(found[name]) is str for name in ("clients", "before")) and isinstance(found["state"], dict)
         except Exception as error:  # bytes of any kind: whatever is wrong with them, they are no state
-            raise SartorError(f"{path} cannot be read; without it the run cannot go on.") from error
+            raise SartorError(f"{path} cannot be read, and the run cannot be continued without it.") from error
         if not known:
-            raise SartorError(f"{path} holds no state of a server; without it the run cannot go on.")
+            raise SartorError(f"{path} holds no server state, and the run cannot be continued without it.")
         return dict(found)
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class AdaptiveClip:
 
     def __post_init__(self) -> None:
         if not 0 <= self.quantile <= 1:
-            raise SartorError(f"the quantile of an adaptive clip lies between 0 and 1, not at {self.quantile}.")
+            raise SartorError(f"the quantile of an adaptive clip must lie between 0 and 1, not be {self.quantile}.")
         if not 0 < self.lr < np.inf:
             raise SartorError(f"the step of an adaptive clip must be positive and finite, not {self.lr}.")
         if self.noise is not None and not 0 < self.noise < np.inf:

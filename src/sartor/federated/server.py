@@ -45,7 +45,7 @@ class ServerOptimizer:
         if name not in ("sgd", "adam"):
             raise SartorError(f'there is no server optimizer "{name}"; there are sgd and adam.')
         if not 0 <= momentum < 1:
-            raise SartorError(f"the server's momentum lies in [0, 1), not at {momentum}.")
+            raise SartorError(f"the server's momentum must lie in [0, 1), not be {momentum}.")
         self._model = {name: np.array(part) for name, part in model.items()}
         if any(part.dtype.kind not in "fiub" for part in self._model.values()):
             raise SartorError("the model has an array that holds neither numbers nor truth values; complex ones cannot be trained.")
@@ -88,7 +88,7 @@ class ServerOptimizer:
         except (KeyError, TypeError, ValueError, AttributeError):
             raise SartorError("the server's state cannot be read, so the run cannot go on from it.") from None
         if shapes != {name: own.shape for name, own in self._parameters.items()}:
-            raise SartorError("the server's state is of another model.")
+            raise SartorError("the server's state belongs to another model.")
         if any(not _fits(part, shapes[name]) for name in memory for part in memory[name].values()):
             raise SartorError("the server's state cannot be read, so the run cannot go on from it.")
         with torch.no_grad():

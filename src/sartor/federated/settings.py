@@ -67,7 +67,7 @@ class StrategySettings:
             raise SartorError(f"{', '.join(sorted(own))} is a setting of its own, and no option of a scheme.")
         levels = self.policy.levels.values() if self.policy is not None else ()
         if not all(map(self.limits.hold, levels)) or (self.delta is not None and not self.limits.hold((np.inf, self.delta))):
-            raise SartorError(f"the policy or the delta for all lies outside of what this server takes: {self.limits}; set its limits.")
+            raise SartorError(f"the policy or the default delta is outside the server's limits ({self.limits}); change one of them.")
 
     def enrol(self, declared: Mapping[str, Mapping[str, Any]]) -> Enrolled:
         """Whom the server takes of those who declared something, by key."""

@@ -79,7 +79,7 @@ class Settings:
         try:
             return cls.from_json(read_json(path, "the run's"))
         except SartorError as error:
-            raise SartorError(f"the run in {Path(path).parent} cannot go on: {error}") from None
+            raise SartorError(f"the run in {Path(path).parent} cannot be continued: {error}") from None
 
     def to_json(self) -> dict[str, Any]:
         """These settings as plain values."""
@@ -90,7 +90,7 @@ class Settings:
         begun = kept.to_json()
         other = [name for name, value in self.to_json().items() if value != begun[name]]
         if other:
-            raise SartorError(f"the run in {folder} was begun with other settings ({', '.join(other)}); a new run needs a new folder.")
+            raise SartorError(f"the run in {folder} was started with other settings ({', '.join(other)}); give a new folder for a new run.")
 
 
 def _of_type(kind: type, value: Any) -> Any:

@@ -118,10 +118,7 @@ def check_options(plan: PatePlan, bound: str, go_on: bool, accountant: Accountan
     if bound not in ("independent", "dependent"):
         raise SartorError(f'a bound is "independent" or "dependent", not "{bound}".')
     if go_on and (bound == "dependent" or not plan.apart):
-        raise SartorError(
-            "going on without those who are out is for weighting and vanishing under the data-independent bound: under the others it would "
-            "tell who has spent what, or there are no teachers of theirs alone."
-        )
+        raise SartorError("go_on=True needs variant 'weight' or 'vanish' and bound='independent'.")
 
 
 class Voting:

@@ -41,7 +41,7 @@ def check_place(path: str | os.PathLike[str]) -> None:
     place = Path(path)
     _kept_mode(place, None)
     if not os.access(place.parent, os.W_OK):
-        raise SartorError(f"{path} cannot be written: there is no such folder, or it is not yours.")
+        raise SartorError(f"{path} cannot be written: its folder does not exist or is not writable.")
 
 
 def same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
@@ -64,7 +64,7 @@ def _write(path: Path, content: bytes, *, mode: int | None, new: bool) -> None:
         else:
             os.replace(beside, path)
     except FileExistsError:
-        raise SartorError(f"{path} exists, and is not overwritten.") from None
+        raise SartorError(f"{path} already exists and is not overwritten.") from None
     except OSError as error:
         raise SartorError(f"{path} cannot be written: {error.strerror}.") from None
     finally:
@@ -189,7 +189,7 @@ def sync_folder(folder: Path) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise SartorError(f"{folder} cannot be brought to the disk: {error.strerror or error}.") from None
+        raise SartorError(f"{folder} cannot be synced to disk: {error.strerror or error}.") from None
 
 
 def close_folder(folder: Path) -> None:
@@ -197,7 +197,7 @@ def close_folder(folder: Path) -> None:
     try:
         mode = os.stat(folder).st_mode
         if mode & stat.S_ISVTX:
-            raise SartorError(f"{folder} is a folder that everybody shares; give this one of its own.")
+            raise SartorError(f"{folder} is a shared folder; give a folder that is used for nothing else.")
         if mode & _OTHERS:
             os.chmod(folder, stat.S_IMODE(mode) & ~_OTHERS)
     except OSError as error:
@@ -227,7 +227,7 @@ def holding(path: Path) -> Iterator[bytes]:
             if not os.path.samestat(os.fstat(descriptor), os.lstat(path)):
                 raise BlockingIOError
         except BlockingIOError:
-            raise SartorError(f"{path} is being written by another process; nothing is done here.") from None
+            raise SartorError(f"{path} is being written by another process; try again when it has ended.") from None
         except OSError as error:
             raise SartorError(f"{path} cannot be read: {error.strerror}.") from None
         yield file.read()
@@ -239,12 +239,12 @@ def _opened(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise SartorError(f"{path} is a link, and must be the file itself.") from None
+            raise SartorError(f"{path} is a symbolic link; give the file itself.") from None
         raise SartorError(f"{path} cannot be read: {error.strerror}.") from None
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise SartorError(f"{path} is no file.")
+            raise SartorError(f"{path} is not a regular file.")
         if mode & _OTHERS:
             os.fchmod(descriptor, _MODE)
     except OSError as error:

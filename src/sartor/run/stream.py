@@ -63,7 +63,7 @@ class Stream:
         """Give this stream to a run; a second run with the same noise would show the difference of the two bare."""
         if self._taken:
             raise SartorError(
-                "this stream serves another run already; two runs under one noise would show their difference; make a new one."
+                "this stream already belongs to another run, and sharing noise would reveal the difference of the two; make a new stream."
             )
         self._taken = True
 

@@ -54,7 +54,7 @@ from sartor.sgd.schedules import lasting, whole
 
 _CURRENT, _MARK = "current", "begun"
 _SAMPLED = 10_000
-_TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or let go of it (sartor.sgd.unwrap)."
+_TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or unwrap its model (sartor.sgd.unwrap)."
 _BEGUN = (
     "{} holds the checkpoint of a run: continue it (resume=True) or choose another folder; a second run over the same people would spend "
     "their budgets a second time (if the first took no step, delete its folder)."
@@ -318,14 +318,12 @@ class Checkpoint:
         except (OSError, ValueError, KeyError, TypeError):
             intact = False
         if not intact:
-            raise SartorError(f"the checkpoint in {root} is damaged: start anew, or put back an intact copy.")
+            raise SartorError(f"the checkpoint in {root} is damaged: restore an intact copy, or start a new run.")
         for what, name in {"plan": "plan", "budgets": "assignment of budgets", "data": "data set"}.items():
             if self._document["of"].get(what) != of[what]:
-                raise SartorError(
-                    f"this checkpoint is of another {name}: resuming would charge these people for what others were promised."
-                )
+                raise SartorError(f"the checkpoint belongs to another {name}; its guarantee does not cover these people.")
         if self._document["of"].get("loss") != of.get("loss"):
-            raise SartorError("this checkpoint is of another loss: the same noise on other gradients would show their difference.")
+            raise SartorError("the checkpoint belongs to another loss; reusing its noise on other gradients would reveal their difference.")
         self.over = bool(self._document["over"])
         self.public: dict[str, Any] = _from_json(self._document["public"])
         if self.over:
@@ -339,7 +337,7 @@ class Checkpoint:
     def end(self, model: torch.nn.Module, plan: Plan) -> RunAccount:
         """Put the model of a run that is over where it was released from, and say what it cost."""
         if not self.over:
-            raise SartorError("this run is not over: resume it.")
+            raise SartorError("this run is not finished: resume it.")
         _fill_model(model, self._tensors["model.safetensors"])
         return RunAccount(plan, int(self._document["steps"]), bool(self._document["seeded"]))
 
@@ -347,15 +345,15 @@ class Checkpoint:
         """Put model, optimizer, scheduler, random numbers and account where they were."""
         run = optimizer.run
         if self.over:
-            raise SartorError("this run is over, and the key of its noise is gone: no step can follow.")
+            raise SartorError("this run is finished and the key of its noise was deleted, so it cannot be resumed.")
         if not run.stream.same_as(self.stream):
             raise SartorError("a resumed run continues the checkpoint's stream; make it private with that one (stream=checkpoint.stream).")
         if run.steps:
-            raise SartorError("this run has taken steps already: a checkpoint is restored before the first.")
+            raise SartorError("this run has already taken steps: restore the checkpoint before the first one.")
         held = _locked(self._root)
         try:
             if _read(self._root / _CURRENT) != self._pointer:
-                raise SartorError(f"the run in {self._root} went on in another process meanwhile; start again.")
+                raise SartorError(f"the run in {self._root} was continued by another process in the meantime; start again.")
             self._restore(optimizer, loader, scheduler)
         except BaseException:
             held.close()
@@ -370,8 +368,8 @@ class Checkpoint:
             other = _settings_differ(document["settings"], run.settings) or self._put_back(scheduler, scope_of(run.engine.model))
         if other is not None:
             raise SartorError(
-                f"this checkpoint is of another run: {other}; the same noise on other sums would show their difference, so resume with "
-                "what the run began with, made anew as it was then (a new run would spend the same people's budgets a second time)."
+                f"the checkpoint belongs to another run: {other}; reusing its noise on other sums would reveal their difference; resume "
+                "with what the run started with (a new run would spend the same people's budgets a second time)."
             )
         here = _environment()
         elsewhere = [
@@ -417,9 +415,9 @@ def _fill_model(model: torch.nn.Module, content: bytes) -> None:
     try:
         missing = model.load_state_dict(load(content), strict=False)
     except RuntimeError as error:
-        raise SartorError("this checkpoint is of another model: shapes differ.") from error
+        raise SartorError("the checkpoint belongs to another model: parameter shapes differ.") from error
     if missing.unexpected_keys or set(missing.missing_keys) & set(_unshared(model)):
-        raise SartorError("this checkpoint is of another model: parameters differ.")
+        raise SartorError("the checkpoint belongs to another model: parameter names differ.")
 
 
 def _flat_optimizer(optimizer: PrivateOptimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -443,7 +441,7 @@ def _fill_optimizer(optimizer: PrivateOptimizer, tensors: dict[str, Tensor], sca
         place, _, name = key.partition(".")
         filled.setdefault(int(place), {})[name] = value
     if len(scalars["groups"]) != len(state["param_groups"]):
-        raise SartorError("this checkpoint is of another optimizer: its groups differ.")
+        raise SartorError("the checkpoint belongs to another optimizer: its parameter groups differ.")
     groups = []
     for now, then in zip(state["param_groups"], scalars["groups"], strict=True):
         again = {name: tuple(value) if isinstance(now.get(name), tuple) else value for name, value in then.items()}

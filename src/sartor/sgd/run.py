@@ -138,13 +138,13 @@ class Run:
         """End the run at a step that made no finite model, and give what to raise."""
         self._ended = True
         return NotFinite(
-            f"the model is no longer finite after step {self._steps} of {self.plan.steps}, so the run ends there and what it spent stays "
-            "spent: begin another run with a smaller learning rate and with what is left of the budgets.",
+            f"the model is no longer finite after step {self._steps} of {self.plan.steps}, so the run ends there; its spending stands: "
+            "start another run with a smaller learning rate and what is left of the budgets.",
             self.account(),
         )
 
     def __copy__(self) -> Run:
-        raise SartorError("a run cannot be copied: two of them would spend the same budgets under the same noise.")
+        raise SartorError("a run cannot be copied: both copies would spend the same budgets and use the same noise.")
 
     def __deepcopy__(self, memo: object) -> Run:
         return self.__copy__()
@@ -248,7 +248,7 @@ def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
     trainable = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     missing = [name for key, name in trainable.items() if key not in moved]
     if missing:
-        raise SartorError(f"{missing[0]} is trainable but the optimizer does not move it; freeze it (requires_grad_(False)) or add it.")
+        raise SartorError(f"{missing[0]} is trainable but not in the optimizer; freeze it (requires_grad_(False)) or add it.")
     known = {id(p) for p in model.parameters()}
     if not moved <= known:
-        raise SartorError("the optimizer moves parameters that are not the model's.")
+        raise SartorError("the optimizer has parameters that are not the model's.")

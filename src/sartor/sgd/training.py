@@ -38,7 +38,7 @@ from sartor.sgd.run import NotFinite
 _IGNORED = -100  # a target that says nothing, as in torch
 _EVALUATED = 1024
 _NAN = (
-    "after step {} the model gives no numbers for public records (NaN), so the run ends there and what it spent stays spent: begin another "
+    "after step {} the model gives no numbers for public records (NaN), so the run ends there; its spending stands: spent: begin another "
     "run with a smaller learning rate and with what is left of the budgets."
 )
 

@@ -354,7 +354,7 @@ def test_what_cannot_be_trained_is_refused_with_the_reason(model, reason):
 def test_rows_that_are_not_examples_are_refused_by_name():
     model = nn.Sequential(nn.Flatten(0, 1), nn.Linear(3, 2))
     engine = PerExample(model)
-    with engine.batch(torch.ones(4)), pytest.raises(SartorError, match="1 put out another number of rows"):
+    with engine.batch(torch.ones(4)), pytest.raises(SartorError, match="1 returned a different number of rows"):
         model(torch.randn(4, 2, 3))
 
 

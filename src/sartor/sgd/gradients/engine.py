@@ -193,7 +193,7 @@ class PerExample:
             self._refuse_common(place, unit, given)
             return output.expand(*output.shape[: unit.first], examples, *output.shape[unit.first + 1 :])
         raise SartorError(
-            f"{unit.name or 'the model'} put out another number of rows than there are examples: every layer must keep the examples in "
+            f"{unit.name or 'the model'} returned a different number of rows than there are examples: every layer must keep examples in "
             f"dimension {unit.first}, and the model must be given the batch that was drawn."
         )
 

@@ -109,7 +109,7 @@ def _refuse(module: nn.Module, name: str) -> None:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise SartorError(f"{parameter_name} of {name} is not initialised yet; run the model once before making it private.")
         if parameter.requires_grad and parameter.is_complex():
-            raise SartorError(f"{parameter_name} of {name} is complex, which has no rule.")
+            raise SartorError(f"{parameter_name} of {name} is complex, which is not supported; use real parameters.")
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             raise SartorError(
                 f"{parameter_name} of {name} is in {str(parameter.dtype).removeprefix('torch.')}, in which norms and sums round by more "
