@@ -46,12 +46,12 @@ def test_levels_are_numbers_by_the_policy(tmp_path):
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"epsilon": "1", "file": "b.csv"}, "either --epsilon or --budgets"),
-        ({"file": "b.csv", "column": "consent"}, "either --budgets or --budget-column"),
+        ({"epsilon": "1", "file": "b.csv"}, "--epsilon and --budgets both set"),
+        ({"file": "b.csv", "column": "consent"}, "--budgets and --budget-column both set"),
         ({"share": "1"}, "--share goes with --epsilon"),
         ({"share": "1", "file": "b.csv"}, "--share goes with --epsilon"),
         ({"epsilon": "1", "seed": -1}, "a seed must be"),
-        ({"epsilon": "1", "delta": "1e-5", "policy": "p.toml"}, "it goes with --budgets"),
+        ({"epsilon": "1", "delta": "1e-5", "policy": "p.toml"}, "--policy needs --budgets"),
         ({"epsilon": "1,2", "delta": "1e-5"}, "say with --share"),
         ({"epsilon": "1,2", "share": "0.5,0.5", "delta": "1e-5,1e-5,1e-5"}, "2 epsilons but 3 deltas"),
         ({"epsilon": "1"}, "--epsilon needs --holders and --delta"),
