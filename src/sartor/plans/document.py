@@ -145,12 +145,18 @@ def fields(document: Mapping[str, Any]) -> dict[str, Any]:
             "holders": np.array([_whole(group["holders"], "holders") for group in groups], np.int64),
             "stages": stages,
             "reserve": from_json_number(document.get("reserve", 0.0)),
-            "options": dict(document.get("options", {})),
+            "options": _options(document.get("options", {})),
         }
     except KeyError as error:
         raise SartorError(f"this is not a plan: {error} is missing.") from None
     except (TypeError, AttributeError, OverflowError):
         raise SartorError("this is not a plan: a number is missing or of the wrong type.") from None
+
+
+def _options(given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise SartorError("this is not a plan: its options must be an object of names and values.")
+    return dict(given)
 
 
 def _read(groups: Any, name: str, number: Callable[[Any], float] = from_json_number) -> Array:
