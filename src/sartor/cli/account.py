@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from sartor.plans.plan import Plan
 
 
 def account(
-    plan: Annotated[str | None, typer.Argument(metavar="[PLAN.json]", help="A plan, as `sartor plan --out` writes it.")] = None,
+    plan: Annotated[
+        str | None, typer.Argument(metavar="[PLAN]", help="A plan, as `sartor plan --out` writes it, or the folder of a run.")
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Rate at which a holder is drawn.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="Noise over the clip.")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps; with a plan, its first so many.")] = None,
@@ -30,7 +33,7 @@ def account(
     if plan is not None:
         if any(value is not None for value in mechanism):
             raise SartorError("give either a plan or --rate, --noise-multiplier, --steps and --delta.")
-        document = read(plan)
+        document = read(os.path.join(plan, "plan.json") if os.path.isdir(plan) else plan)
         with working("accounting"):
             rows = _of_merged(document, steps) if document.get("merged") else _of_plan(Plan.from_json(document), steps)
         _print_groups(rows, json)

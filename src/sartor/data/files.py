@@ -55,7 +55,9 @@ def find(dataset: str, folder: Folder, layouts: Sequence[Layout]) -> Found:
     """The first layout that is complete under the folder."""
     base = root(folder)
     if not base.is_dir():
-        raise SartorError(f"{dataset} cannot be read: there is no folder {base}; give folder= or set SARTOR_DATA.")
+        raise SartorError(
+            f"{dataset} cannot be read: there is no folder {base}; say where it is with --data (folder= in Python) or in SARTOR_DATA."
+        )
     for layout in layouts:
         for place in layout.places:
             paths = [next((base / place / name for name in names if (base / place / name).exists()), None) for names in layout.files]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,9 @@ def _check(
 ) -> None:
     if not isinstance(budgets, Budgets):
         raise SartorError("a plan is made from sartor.Budgets: one budget per holder.")
+    for name, value in {"steps": steps, "batch": batch, "clip": clip}.items():
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise SartorError(f"{name} must be a number, not {type(value).__name__}.")
     if not 1 <= steps <= MOST_STEPS or steps != int(steps):
         raise SartorError(f"steps must be a whole number from 1 to {MOST_STEPS:g}, not {steps}.")
     if not 0 < clip < np.inf:

@@ -254,6 +254,8 @@ def check_dataset(dataset: Any, holders: int) -> Dataset[Any]:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise SartorError("the data set must have a length and give a record for an index: every holder is drawn by a coin of their own.")
     records = len(dataset)
+    if isinstance(dataset, tuple) and not isinstance(dataset, Dataset) and records == 2 != holders:
+        raise SartorError("a pair of tensors is no data set: give torch.utils.data.TensorDataset(x, y).")
     if records != holders:
         several = " Several records per holder are not supported yet." if records > holders else ""
         raise SartorError(

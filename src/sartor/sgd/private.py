@@ -70,6 +70,8 @@ def make_private(
     >>> optimizer.account()
     RunAccount(3 of 3 steps)
     """
+    if not isinstance(budgets, Budgets) or not isinstance(plan, Plan):
+        raise SartorError("make_private takes model, optimizer, dataset, budgets and plan, in this order.")
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise SartorError(
             "a model spread over devices draws and sums per device, which is not supported yet; make the plain model private."

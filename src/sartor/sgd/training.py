@@ -222,7 +222,7 @@ def fit(
                     break
                 if interrupted():
                     save()
-                    raise KeyboardInterrupt
+                    raise KeyboardInterrupt(f"stopped after step {done}, which is charged" + (_GOES_ON if checkpoints else ""))
         save()
         account = private.account()
     except NotFinite as stop:
@@ -233,6 +233,9 @@ def fit(
         for module, mode in modes:
             module.training = mode
     return result(account)
+
+
+_GOES_ON = "; checkpoints=Checkpoints(folder, resume=True) goes on from there"
 
 
 def _steps(model: nn.Module, optimizer: PrivateOptimizer, loader: PrivateLoader, measure: Loss) -> Iterator[None]:
