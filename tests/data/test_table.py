@@ -315,7 +315,7 @@ def test_a_schema_says_everything(tmp_path, table, public):
     ("text", "words"),
     [
         ("target = ", "not TOML"),
-        ("colour = 1", '"colour" that nothing reads'),
+        ("colour = 1", 'an unknown key "colour"'),
         ("target = 5", "target must be a text"),
         ("delta = true", "delta must be a number"),
         ("drop = 'x'", "drop must be a list"),

@@ -65,7 +65,7 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
 def _check(name: str, key: str, value: Any) -> None:
     kinds: dict[str, Any] = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(_LISTS, list), **dict.fromkeys(_NUMBERS, (int, float))}
     if key not in kinds:
-        raise SartorError(f'the schema {name} has a key "{key}" that does not exist; the settings are columns, {", ".join(kinds)}.')
+        raise SartorError(f'the schema {name} has an unknown key "{key}"; it may have columns, {", ".join(kinds)}.')
     if not isinstance(value, kinds[key]) or isinstance(value, bool):
         what = "a text" if key in _TEXTS else "a list" if key in _LISTS else "a number"
         raise SartorError(f"in the schema {name}, {key} must be {what}.")

@@ -260,7 +260,8 @@ def _seen_categories(texts: Sequence[str], column: str) -> list[str]:
         raise SartorError(f'the column "{column}" has no values: drop it.')
     if len(seen) > _MOST_CATEGORIES:
         raise SartorError(
-            f'the column "{column}" has more than {_MOST_CATEGORIES} different texts: if it names the holder, give it as id_column; otherwise list its categories or drop it.'
+            f'the column "{column}" has more than {_MOST_CATEGORIES} different texts: if it names the holder, give it as id_column; '
+            "otherwise list its categories or drop it."
         )
     return seen
 
