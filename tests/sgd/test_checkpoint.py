@@ -523,7 +523,7 @@ def test_a_checkpoint_that_was_read_before_its_run_went_on_is_not_restored(tmp_p
     save_checkpoint(tmp_path, optimizer, loader, of)
     unwrap(model, optimizer)
     _, resumed, rest = private(None, plan, seed=None, stream=found.stream, kernels=found.kernels)
-    with refused("went on in another process meanwhile"):
+    with refused("was continued by another process in the meantime"):
         found.restore(resumed, rest)
     assert resumed.account().steps == 0
 
