@@ -241,8 +241,8 @@ def refused(code, out, err):
 
 
 BAD = {
-    "no budgets": (RUN, "either --epsilon"),
-    "shares and a file": ([*SMALL, "--budgets", "budgets.csv"], "either --epsilon"),
+    "no budgets": (RUN, "give only one"),
+    "shares and a file": ([*SMALL, "--budgets", "budgets.csv"], "give only one"),
     "no number": ([*SMALL, "--epsilon", "1,two"], "--epsilon takes numbers"),
     "no numbers at all": ([*SMALL, "--epsilon", ""], "--epsilon takes numbers"),
     "no share number": ([*SMALL, "--share", "half,half"], "--share takes numbers"),
