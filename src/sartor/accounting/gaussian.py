@@ -42,13 +42,14 @@ def delta_of(mu: float | Array, epsilon: Array) -> Array:
     return np.where(ratio == 0, 0.0, np.where(np.isinf(ratio), 1.0, found))
 
 
-def epsilon_of(mu: float, delta: Array) -> Array:
-    """The smallest epsilon at which the Gaussian mechanism has divergence at most delta."""
-    if mu == 0:
-        return np.zeros_like(delta)
-    if np.isinf(mu):
-        return np.full_like(delta, np.inf)
-    return _smallest(lambda epsilon: delta_of(mu, epsilon), delta, mu)
+def epsilon_of(mu: float | Array, delta: Array) -> Array:
+    """The smallest epsilon at which the Gaussian mechanism, or each of many, has divergence at most delta."""
+    ratio, at = np.broadcast_arrays(np.asarray(mu, float), delta)
+    out, inner = np.where(ratio == 0, 0.0, np.inf), (ratio > 0) & np.isfinite(ratio)
+    if inner.any():
+        own = ratio[inner]
+        out[inner] = _smallest(lambda epsilon: delta_of(own, epsilon), at[inner], own)
+    return out
 
 
 def sampled_delta_of(rate: float, mu: float, epsilon: Array) -> Array:
@@ -71,7 +72,7 @@ def sampled_epsilon_of(rate: float, mu: float, delta: Array) -> Array:
     return _smallest(lambda epsilon: sampled_delta_of(rate, mu, epsilon), delta, mu)
 
 
-def _smallest(divergence: Callable[[Array], Array], delta: Array, mu: float) -> Array:
+def _smallest(divergence: Callable[[Array], Array], delta: Array, mu: float | Array) -> Array:
     """Bisection, rounded up; sampling only lowers epsilon, so the full-batch Chernoff bound is an upper end."""
     low = np.zeros_like(delta)
     high = mu**2 / 2 + mu * np.sqrt(2 * np.log(1 / delta))

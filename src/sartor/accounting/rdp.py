@@ -385,7 +385,7 @@ def spend_near(rate: Array, noise_multiplier: Array, steps: Array, delta: Array,
         if not len(active):
             break
         divergence = steps[active, None] * near_orders(q[cheap], z[cheap], orders)
-        values = divergence + np.log1p(-1 / orders) - (np.log(delta[active])[:, None] + np.log(orders)) / (orders - 1)
+        values = _by_order(divergence, orders, delta[active])
         at = np.argmin(values, axis=1)
         eps[active] = np.maximum(values[np.arange(len(at)), at], 0.0)
         moved = np.clip(best[active] + _NEAR[at], 0, len(ORDERS) - 1)

@@ -58,13 +58,7 @@ class Accountant:
         if self.orders is not None:
             spent = rdp.to_epsilon(squares[..., None] / 2 * self.orders, self.orders, deltas, self.conversion)
             return np.where(squares > 0, spent, 0.0)
-        # from above: the smallest epsilon found at which delta is kept
-        low, high = np.zeros(squares.shape), squares / 2 + np.sqrt(2 * squares * np.log(1 / deltas))
-        for _ in range(_SEARCH):
-            middle = (low + high) / 2
-            inside = self._within(squares, middle, deltas)
-            low, high = np.where(inside, low, middle), np.where(inside, middle, high)
-        return np.asarray(high)
+        return gaussian.epsilon_of(np.sqrt(squares), deltas)
 
     def allowance(self, epsilon: ArrayLike, delta: ArrayLike) -> Array:
         """The largest cost whose epsilon stays within a budget, from below."""
