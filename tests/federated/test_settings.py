@@ -58,7 +58,7 @@ def test_an_option_of_a_scheme_cannot_change_a_setting():
 
 
 def test_a_policy_outside_of_the_limits_is_refused():
-    with pytest.raises(SartorError, match="outside of what this server takes"):
+    with pytest.raises(SartorError, match="outside the server"):
         StrategySettings(rounds=1, per_round=1, policy=Policy({"open": 1000.0}, delta=1e-5))
 
 
