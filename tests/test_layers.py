@@ -137,3 +137,15 @@ def test_the_character_model_needs_no_other_library(monkeypatch):
     model = build("char-lstm", shape=(20,), classes=18, vocabulary=60)
     assert isinstance(model.lstm, layers.LSTM)
     assert model(torch.ones(2, 20, dtype=torch.int64)).shape == (2, 18)
+
+
+def test_directions_that_share_a_layer_have_a_state_like_any_other():
+    shared = layers.LSTM(3, 4, num_layers=2)
+    shared.of_states[1] = shared.of_states[0]
+    state = shared.state_dict()
+    assert sorted(state) == sorted(torch.nn.LSTM(3, 4, num_layers=2).state_dict())
+    assert torch.equal(state["weight_hh_l1"], state["weight_hh_l0"])
+    other = layers.LSTM(3, 4, num_layers=2)
+    other.load_state_dict(state)
+    inputs = torch.randn(5, 2, 3)
+    assert torch.equal(other(inputs)[0], shared(inputs)[0])

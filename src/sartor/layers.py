@@ -159,8 +159,11 @@ def _names(layers: _Recurrent) -> list[tuple[str, nn.Module, str]]:
 def _own_names(layers: nn.Module) -> dict[str, str]:
     """Names in torch's layers, and the same parameters' names here."""
     assert isinstance(layers, _Recurrent)
-    paths = {id(module): path for path, module in layers.named_modules()}
-    return {name: f"{paths[id(module)]}.{own}" for name, module, own in _names(layers)}
+    found = {}
+    for number, (name, _, own) in enumerate(_names(layers)):
+        place = number // (4 if layers.bias else 2)
+        found[name] = f"{'of_inputs' if '_ih_' in name else 'of_states'}.{place}.{own}"
+    return found
 
 
 def _to_names_of_torch(layers: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:

@@ -13,6 +13,7 @@ from sartor.allowed import Allowed
 from sartor.errors import SartorError
 from sartor.numbers import check_pace
 
+_MOST_CLIP = 1e30  # of gradients in single precision
 _ADAM_LR = 0.01  # where the usual optimizer is another
 
 
@@ -37,6 +38,8 @@ class Recipe:
         if self.optimizer == "adam" and self.momentum:
             raise SartorError("--momentum goes with the optimizer sgd; adam has its own.")
         check_pace(self.lr, self.momentum)
+        if not 0 < self.clip <= _MOST_CLIP:
+            raise SartorError(f"--clip must be above 0 and at most {_MOST_CLIP:g}, not {self.clip:g}.")
 
     def but(self, said: Mapping[str, Any]) -> Recipe:
         """This recipe with what was said instead; an optimizer other than the usual one has a learning rate of its own."""

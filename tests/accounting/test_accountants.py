@@ -99,3 +99,30 @@ def test_other_relations_are_judged_where_nobody_is_sampled_and_never_mixed():
         Composition((plain, STEP))
     with pytest.raises(ValueError, match="no neighbouring relation"):
         exposure_from_json({**STEP.to_json(), "relation": "add"})
+
+
+class Narrow(accountants.Renyi):
+    """Knows nothing of rates above a hundredth."""
+
+    name = "narrow"
+
+    def supports(self, exposure):
+        return exposure.rate <= 0.01
+
+
+def test_what_an_accountant_cannot_judge_makes_no_plan(monkeypatch):
+    monkeypatch.setattr(accountants, "_KNOWN", dict(accountants._KNOWN))
+    accountants.register(Narrow())
+    sartor.plan(BUDGETS, steps=10, batch=5, accountant="narrow")
+    document = sartor.plan(BUDGETS, steps=10, batch=50, accountant="rdp").record()
+    with pytest.raises(sartor.SartorError, match="cannot judge"):
+        sartor.Plan.from_json({**document, "accountant": "narrow"})
+    with pytest.raises(sartor.SartorError, match="cannot judge"):
+        sartor.plan(BUDGETS, steps=10, batch=50, accountant="narrow")
+
+
+def test_nothing_is_proven_from_below_where_the_closed_form_is_only_an_upper_bound():
+    one = SampledGaussian(0.5, 0.021, 1)
+    cost = epsilon(one, 1e-5)
+    assert cost.upper > 600
+    assert cost.lower == 0

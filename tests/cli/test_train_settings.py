@@ -71,3 +71,12 @@ def test_held_out_figures_without_held_out_rows_are_refused(run, file, tmp_path)
     asked = ("--table", file("t.csv", rows), "--schema", file("s.toml", schema), "--epsilon", "1", "--sensitive", "--out", tmp_path / "run")
     code, _, err = run("train", *asked)
     assert (code, "holds none out" in err, (tmp_path / "run").exists()) == (2, True, False)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--max-physical-batch", "0"), ("--max-physical-batch", "-1"), ("--clip", "1e300")])
+def test_what_training_would_refuse_is_refused_before_a_folder_is_made(run, tmp_path, option, value):
+    folder = tmp_path / "run"
+    code, _, err = run("train", "--dataset", "digits", "--steps", "3", "--accountant", "rdp", "--out", folder, option, value)
+    assert code == 2
+    assert option in err
+    assert not folder.exists()

@@ -146,6 +146,9 @@ def test_a_round_has_the_noise_of_the_plan_so_stages_that_differ_are_refused():
         federated.FederatedPlan(sartor.Plan("own", "rdp", batch=15.0, clip=2.0, stages=stages, **arrays))
     coins = sartor.plans.Stage(2, 3.0, rate=[0.5], clips=2.0, inclusion=0.5)
     plan = sartor.Plan("own", "rdp", batch=15.0, clip=2.0, stages=[coins], **arrays)
-    federated.FederatedPlan(plan)
+    with pytest.raises(sartor.SartorError, match="a server that starts again has new coins"):
+        federated.FederatedPlan(plan)
+    once = sartor.Plan("own", "rdp", batch=15.0, clip=2.0, stages=[sartor.plans.Stage(2, 3.0, rate=[0.5], clips=2.0)] * 2, **arrays)
+    federated.FederatedPlan(once)
     with pytest.raises(sartor.SartorError, match="everyone in every round"):
-        federated.FederatedPlan(plan, federated.AdaptiveClip(noise=5.0))
+        federated.FederatedPlan(once, federated.AdaptiveClip(noise=5.0))

@@ -80,3 +80,14 @@ def test_everything_says_that_people_may_be_replaced():
     assert account.to_json()["relation"] == "replace"
     delta = float(account.plan.spendable[1][0])
     assert epsilon(account.exposure(0), delta, "rdp").upper >= account.spent[0]
+
+
+def test_accounts_of_two_plans_do_not_add_up():
+    people = Budgets.from_groups([(1.0, 30), (4.0, 30)], delta=1e-3)
+    one, other = (
+        pate.aggregate(pate.plan(people, variant, teachers=6, aggregator=pate.GNMax(200.0)), np.zeros((2, 6), int), 3).account
+        for variant in ("weight", "standard")
+    )
+    assert (one + one).queries == 2 * one.queries
+    with pytest.raises(SartorError, match="two plans"):
+        one + other

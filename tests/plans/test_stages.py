@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 import sartor
 from sartor.accounting import Composition, Included, SampledGaussian, epsilon
 from sartor.plans import Plan, Stage
+from sartor.run.account import RunAccount
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
 
@@ -151,7 +152,7 @@ def test_small_groups_are_merged_in_every_stage_that_is_shown():
 
 
 def test_a_group_that_is_treated_as_a_small_one_does_not_show_what_it_spends():
-    stages = (Stage(10, 4.0, [0.02, 0.02, 0.02], 0.5, inclusion=0.5), Stage(10, 8.0, [0.02, 0.02, 0.03], 0.5))
+    stages = (Stage(10, 4.0, [0.02, 0.02, 0.025], 0.5, inclusion=0.5), Stage(10, 8.0, [0.02, 0.02, 0.03], 0.5))
     plan = plan_of(*stages, epsilon=(3.0, 8.0, 9.0), holders=(6, 494, 500))
     *_, same, other = plan.to_json()["groups"]
     assert other["spent"] == pytest.approx(plan.spent[2])
@@ -255,3 +256,39 @@ def test_turns_that_overlap_are_not_written_as_turns():
     assert [(stage.steps, stage.groups.tolist()) for stage in plan.stages] == [(30, [0]), (10, []), (10, [1])]
     assert not drawn(plan, range(30, 40)).any()
     assert drawn(plan, range(40, 50)).any()
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda small, large: [small, large],
+        lambda small, large: [large, small],
+        lambda small, large: [small, [0.0, 0.0, 0.05], large],
+    ],
+    ids=["alike", "in another order", "with a pause"],
+)
+def test_a_large_group_that_goes_through_the_same_as_a_small_one_shows_no_spend(order):
+    """Groups of 5 and 100, of which the large one takes its stages in another order or at another time."""
+    quiet, loud = [0.02, 0.02, 0.03], [0.04, 0.04, 0.01]
+    stages = [Stage(10, 2.0, rate, 0.5) for rate in order(quiet, loud)]
+    turned = [Stage(10, 2.0, [*stage.rate[:1], *other.rate[1:]], 0.5) for stage, other in zip(stages, stages[::-1], strict=True)]
+    plan = plan_of(*turned, epsilon=(3.0, 8.0, 9.0), holders=(5, 100, 500))
+    for steps in (10, plan.steps):
+        rows = RunAccount(plan, steps).to_json()["groups"]
+        assert all(isinstance(row["spent"], list) for row in rows if row["holders"] <= 105)
+
+
+def test_stages_stay_frozen_in_copies_and_take_nothing_but_numbers():
+    plan = rounds()
+    for copied in (pickle.loads(pickle.dumps(plan)).stages[0], copy.deepcopy(plan.stages[0]), copy.copy(plan.stages[0])):
+        with pytest.raises(ValueError, match="read-only"):
+            copied.rate[:] = 1.0
+    for wrong in ({"groups": [0.9, 1.9]}, {"rate": ["0.1", "0.2"]}, {"rate": [True, False]}, {"clips": "1"}):
+        with pytest.raises(sartor.SartorError, match="this is not a stage"):
+            Stage(**{"steps": 5, "noise_multiplier": 9.0, "rate": [0.01, 0.01], "clips": [1.0, 1.0], **wrong})
+
+
+def test_a_plan_with_next_to_no_noise_is_shown_with_the_most_excess_there_is():
+    plan = plan_of(Stage(1, 0.01, [1e-7, 0.5], 0.5), epsilon=(1.0, 1e6))
+    assert plan.excess.max() == 0.5
+    assert "0.5" in str(plan)

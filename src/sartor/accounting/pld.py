@@ -42,6 +42,7 @@ _COARSER = 1.05  # than the finest grid that memory allows: windows do not shrin
 _NO_FINER = 0.8  # of the grid that a figure was found on: what lies between is not worth another evaluation
 _BLUR = 0.01  # share of epsilon that a window too narrow may cost before a wider one on a coarser grid is tried
 _MOST_TILTS = 30
+_EXACT_BELOW = 600.0  # epsilon of one sampled step: beyond, its closed form is only a bound from above
 _LEAST_NOISE = 0.02  # noise multiplier below which the Rényi bound is used instead
 
 
@@ -284,12 +285,13 @@ def epsilon_bounds(
         return low, middle, high
     if atoms.single is not None or not atoms.parts or np.isinf(atoms.mu):
         one = atoms.single
-        for out in (low, middle, high):
-            out[open_] = (
-                gaussian.epsilon_of(atoms.mu, delta[open_])
-                if one is None
-                else gaussian.sampled_epsilon_of(one.rate, 1 / one.noise_multiplier, delta[open_])
-            )
+        exact = (
+            gaussian.epsilon_of(atoms.mu, delta[open_])
+            if one is None
+            else gaussian.sampled_epsilon_of(one.rate, 1 / one.noise_multiplier, delta[open_])
+        )
+        middle[open_] = high[open_] = exact
+        low[open_] = exact if one is None else np.where(exact > _EXACT_BELOW, 0.0, exact)
         return low, middle, high
     for chunk in _chunks(delta[open_]):
         rows = open_[chunk]

@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from sartor.accounting import accountants, pld
 from sartor.accounting.use import ever
-from sartor.exposure import MOST_STEPS
+from sartor.errors import SartorError
+from sartor.exposure import MOST_STEPS, SampledGaussian
 
 Array = NDArray[np.float64]
 
@@ -69,8 +70,11 @@ def _evaluated(table: Array, accountant: str, accuracy: float) -> Array:
     out[used & (z == 0)] = np.inf
     rows = np.flatnonzero(used & (z > 0))
     if len(rows):
-        part = q[rows], z[rows], t[rows], d[rows]
-        out[rows] = accountants.find(accountant).spend(*part, accuracy)
+        part, judge = (q[rows], z[rows], t[rows], d[rows]), accountants.find(accountant)
+        for mechanism in zip(*(column.tolist() for column in part[:3]), strict=True):
+            if not judge.supports(SampledGaussian(*mechanism)):
+                raise SartorError(f'the accountant "{accountant}" cannot judge a rate of {mechanism[0]:.3g} at this noise.')
+        out[rows] = judge.spend(*part, accuracy)
     return out
 
 

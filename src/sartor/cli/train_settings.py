@@ -97,6 +97,8 @@ class TrainSettings:
             if getattr(self, source) is None:
                 raise SartorError(f"{_option(name)} goes with --{source}.")
         self.allowed()
+        if self.max_physical_batch is not None and self.max_physical_batch < 1:
+            raise SartorError(f"--max-physical-batch must be 1 or more, not {self.max_physical_batch}.")
 
     def allowed(self) -> Allowed:
         """What people allow, said once."""

@@ -69,9 +69,10 @@ class FederatedPlan:
 
     def __post_init__(self) -> None:
         _ = self.accounted.noise  # refused where it differs from stage to stage: a round has the noise of the plan
+        if np.any(self.accounted.parts.inclusion < 1):
+            raise SartorError("a coin of inclusion is tossed once in a run, and a server that starts again has new coins: use rates alone.")
         taking_turns = (self.accounted.rate > 0) & (self.accounted.last - self.accounted.first != self.rounds)
-        changing = len(self.accounted.stages) > 1 or np.any(taking_turns) or np.any(self.accounted.parts.inclusion < 1)
-        if self.adaptive is not None and changing:
+        if self.adaptive is not None and (len(self.accounted.stages) > 1 or np.any(taking_turns)):
             raise SartorError("an adaptive clip needs everyone in every round: a scheme in which groups take turns has a fixed one.")
         if self.adaptive is None or not self.accounted.noise_multiplier:
             return

@@ -70,6 +70,8 @@ class PateAccount:
 
     def __add__(self, other: PateAccount) -> PateAccount:
         """Both votings together: by the votes, and so sensitive, if either was."""
+        if self.plan != other.plan:
+            raise SartorError("accounts of two plans do not add up to one: whose teachers count how much differs.")
         by_votes = next((account.accountant for account in (other, self) if account.sensitive), None)
         divergence = None if by_votes is None else self.divergence_at(by_votes) + other.divergence_at(by_votes)
         return PateAccount(

@@ -19,12 +19,16 @@ from numpy.typing import NDArray
 
 from sartor.accounting import Exposure, SampledGaussian, noise_for, pld, rdp
 from sartor.budgets import spendable
+from sartor.errors import Infeasible
 
 if TYPE_CHECKING:
     from sartor.plans.plan import Plan
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
+
+MOST = 0.5
+"""The largest excess there can be; also shown where none can be computed."""
 
 _POINTS = 400
 _LEAST_DELTA = 1e-6  # where profiles are below it they are too small to matter
@@ -76,9 +80,14 @@ def of_plan(plan: Plan) -> Array:
         finite = finite[~_no_worse(plan, finite, rate, epsilon, delta)]
     for same in _alike(finite, delta, plan.rate > rate):
         knots = _knots(same, epsilon, plan.rate[same[0]] > rate)
-        noise = noise_for(epsilon[knots], delta[knots], rate=rate, steps=plan.steps, accountant=plan.accountant)
-        found = [_one(plan.exposure(int(i)), SampledGaussian(rate, float(own), plan.steps)) for i, own in zip(knots, noise, strict=True)]
-        out[same] = _between(np.log(epsilon[same]), np.log(epsilon[knots]), np.array(found))
+        try:
+            noise = noise_for(epsilon[knots], delta[knots], rate=rate, steps=plan.steps, accountant=plan.accountant)
+            alone = (SampledGaussian(rate, float(own), plan.steps) for own in noise)
+            found = np.array([_one(plan.exposure(int(i)), own) for i, own in zip(knots, alone, strict=True)])
+        except Infeasible:  # next to no noise, or budgets beyond what can be computed
+            out[same] = MOST
+        else:
+            out[same] = _between(np.log(epsilon[same]), np.log(epsilon[knots]), found)
     return out
 
 

@@ -319,19 +319,16 @@ class Plan:
         return confidential.View(self.epsilon, self.delta, self.holders, ~self._shared())
 
     def _shared(self) -> NDArray[np.bool_]:
-        """Groups with the exposure of a group of fewer than ten holders: what they spend would tell what it allows."""
+        """Groups that are treated as one of fewer than ten holders is; their spend, at any time, could tell what it allows."""
         small, found = confidential.are_few(self.holders), np.zeros(len(self), bool)
         parts = self.parts
         with np.errstate(divide="ignore"):
             place = np.log(parts.noise_multiplier) * 1e6
         for shift in (0.0, 0.5):  # of two grids one at least has figures in one cell that differ by rounding alone
             cell = np.floor(np.where(np.isfinite(place), place, 0.0) + shift)
-            keys: list[tuple[Any, ...]] = [()] * len(self)
-            columns = (parts.group, parts.rate, cell, parts.inclusion, parts.last - parts.first)
-            for group, *treatment in zip(*(column.tolist() for column in columns), strict=True):
-                keys[group] = (*keys[group], *treatment)
-            known = {key for key, is_small in zip(keys, small, strict=True) if is_small}
-            found |= np.array([key in known for key in keys], bool)
+            keys = list(zip(parts.rate.tolist(), cell.tolist(), parts.inclusion.tolist(), strict=True))
+            known = {key for key, is_small in zip(keys, small[parts.group], strict=True) if is_small}
+            found[parts.group[np.array([key in known for key in keys], bool)]] = True
         return found
 
     def save(self, path: str | os.PathLike[str], *, sensitive: bool = False) -> None:

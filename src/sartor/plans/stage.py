@@ -7,7 +7,7 @@ own and a coin that decides who takes part.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,15 +49,17 @@ class Stage:
         inclusion: ArrayLike = 1.0,
     ) -> None:
         try:
-            rates = immutable(np.atleast_1d(np.asarray(rate, float)))
-            places = np.arange(len(rates)) if groups is None else np.atleast_1d(np.asarray(groups))
+            rates = immutable(np.atleast_1d(_numbers(rate)))
+            places = np.arange(len(rates)) if groups is None else np.atleast_1d(_numbers(groups))
+            if np.any(places != np.round(places)):
+                raise ValueError
             values = {
                 "steps": int(steps) if float(steps).is_integer() else 0,
                 "noise_multiplier": float(noise_multiplier),
                 "rate": rates,
-                "clips": immutable(np.broadcast_to(np.asarray(clips, float), rates.shape)),
+                "clips": immutable(np.broadcast_to(_numbers(clips), rates.shape)),
                 "groups": immutable(places, np.int64),
-                "inclusion": immutable(np.broadcast_to(np.asarray(inclusion, float), rates.shape)),
+                "inclusion": immutable(np.broadcast_to(_numbers(inclusion), rates.shape)),
             }
         except (TypeError, ValueError, OverflowError):
             raise SartorError("this is not a stage of a plan: a number is missing or of the wrong type.") from None
@@ -80,6 +82,12 @@ class Stage:
             if is_wrong:
                 raise SartorError(f"this is not a stage of a plan: {sentence}.")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stage, (self.steps, self.noise_multiplier, self.rate, self.clips, self.groups, self.inclusion)
+
+    def __deepcopy__(self, memo: Any) -> Stage:
+        return self
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stage):
             return NotImplemented
@@ -92,6 +100,14 @@ class Stage:
     def __repr__(self) -> str:
         groups = "1 group" if len(self.groups) == 1 else f"{len(self.groups)} groups"
         return f"Stage({self.steps} steps, noise multiplier {self.noise_multiplier:.5g}, {groups})"
+
+
+def _numbers(values: ArrayLike) -> Array:
+    """Numbers as an array; texts and truth values are none."""
+    found = np.asarray(values)
+    if found.size and found.dtype.kind not in "iuf":
+        raise TypeError
+    return found.astype(float)
 
 
 class Parts(NamedTuple):

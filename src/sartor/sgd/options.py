@@ -70,6 +70,14 @@ class Execution:
     max_physical_batch: int | str | None = None
     noise_draws: int = 1
 
+    def __post_init__(self) -> None:
+        size = self.max_physical_batch
+        if size is not None and size != "auto" and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise SartorError(f'the largest physical batch is a whole number of 1 or more, or "auto", not {size!r}.')
+        _check_positive(noise_draws=self.noise_draws)
+        if self.workers < 0:
+            raise SartorError(f"workers must be 0 or more, not {self.workers}.")
+
 
 def _check_positive(**values: int | None) -> None:
     for name, value in values.items():
