@@ -26,6 +26,16 @@ class Cautious(accountants.Renyi):
         return accountants.ArrayBounds(*(1.5 * figure for figure in super().epsilon(exposures, delta, accuracy)))
 
 
+class Unsure(accountants.Renyi):
+    """Between half of what the Rényi accountant says and twice as much."""
+
+    name = "unsure"
+
+    def epsilon(self, exposures, delta, accuracy):
+        value = super().epsilon(exposures, delta, accuracy).upper
+        return accountants.ArrayBounds(value / 2, value, 2 * value)
+
+
 @pytest.fixture
 def cautious(monkeypatch):
     monkeypatch.setattr(accountants, "_KNOWN", dict(accountants._KNOWN))
@@ -63,6 +73,15 @@ def test_what_is_proven_from_below_is_below_what_is_promised():
         assert 0.9 * epsilon(exposure, 1e-5).upper < floor([exposure], 1e-5)[0] <= epsilon(exposure, 1e-5).upper
         assert floor([exposure], 1e-5, "rdp")[0] == 0
         assert epsilon(exposure, 1e-5).lower <= spend_on([exposure], 1e-5)[0] <= epsilon(exposure, 1e-5, "rdp").upper
+
+
+def test_what_is_spent_on_any_exposure_is_the_upper_bound(monkeypatch):
+    monkeypatch.setattr(accountants, "_KNOWN", dict(accountants._KNOWN))
+    accountants.register(Unsure())
+    for exposure in (STEP, Included(0.5, STEP), Composition((STEP, SampledGaussian(1.0, 9.0, 5)))):
+        assert (
+            spend_on([exposure], 1e-5, "unsure")[0] == epsilon(exposure, 1e-5, "unsure").upper == 2 * epsilon(exposure, 1e-5, "rdp").upper
+        )
 
 
 def test_profiles_of_both_accountants_are_upper_bounds_of_one_curve():

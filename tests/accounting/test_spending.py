@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from sartor.accounting import spend, spending
+from sartor.accounting import pld, spend, spending
 
 POSITIVE = st.floats(-10, 0).map(lambda x: 10**x)
 
@@ -36,3 +36,11 @@ def test_a_number_of_twelve_digits_stays_what_it_is(value):
     short = np.array([float(f"{value:.11e}")])
     assert spending._rounded(short, np.ceil, np.maximum, 1.0) == short
     assert spending._rounded(short, np.floor, np.minimum, np.inf) == short
+
+
+def test_a_rough_figure_is_not_remembered_for_a_finer_one(monkeypatch):
+    monkeypatch.setattr(spending, "_memory", {})
+    rough = spend(0.013, 0.9, 700, 1e-5, accuracy=pld.GUESSING_ACCURACY)
+    fine = spend(0.013, 0.9, 700, 1e-5)
+    spending._memory.clear()
+    assert spend(0.013, 0.9, 700, 1e-5) == fine != rough

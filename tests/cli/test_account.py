@@ -169,6 +169,14 @@ def test_a_merged_plan_costs_no_less_than_its_members_spend(run, saved, small_gr
     assert rows[-1]["pld"] < rows[-1]["rdp"] == small_groups.spent[-1]
 
 
+def test_a_reserve_is_not_counted_as_spendable_beside_merged_groups(run, saved):
+    budgets = sartor.Budgets.from_groups([(1, 3), (2, 40), (7, 40)], delta=1e-5, reserve=0.25)
+    kept = sartor.plan(budgets, "scale", steps=100, batch=10, accountant="rdp")
+    path = saved(kept)
+    assert json.loads(path.read_text())["merged"] is True
+    assert document(run("account", path, "--json"))["groups"][-1]["rdp"] == kept.spent[-1]
+
+
 @pytest.mark.parametrize("sensitive", [False, True])
 def test_accounts_show_no_single_holder(run, saved, small_groups, sensitive):
     path = saved(small_groups, sensitive=sensitive)

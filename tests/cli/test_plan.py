@@ -241,7 +241,7 @@ def refused(code, out, err):
 
 
 BAD = {
-    "no budgets": (RUN, "give only one"),
+    "no budgets": (RUN, "either --epsilon"),
     "shares and a file": ([*SMALL, "--budgets", "budgets.csv"], "give only one"),
     "no number": ([*SMALL, "--epsilon", "1,two"], "--epsilon takes numbers"),
     "no numbers at all": ([*SMALL, "--epsilon", ""], "--epsilon takes numbers"),

@@ -125,6 +125,19 @@ def test_an_answer_is_used_once_and_late_ones_never(tmp_path):
     assert len(injected) == 6
 
 
+def test_a_round_is_aggregated_once_and_never_before_it_is_charged(tmp_path):
+    grid, strategy = begun(tmp_path, clients=3, rounds=2)
+    with pytest.raises(SartorError, match="exactly once"):
+        strategy.aggregate_train(1, [])
+    replies = list(grid.send_and_receive(strategy.configure_train(1, record(), ConfigRecord(), grid)))
+    strategy.aggregate_train(1, replies)
+    with pytest.raises(SartorError, match="exactly once"):
+        strategy.aggregate_train(1, replies)
+    assert strategy._model["vector"][0] == pytest.approx(1.0)
+    assert strategy.ledger.charged == 1
+    strategy.ledger.close()
+
+
 def test_a_client_that_drops_out_contributes_zero_and_is_charged_like_everyone(tmp_path):
     grid, strategy = begun(tmp_path, clients=4, rounds=2)
     grid.down.add(11)

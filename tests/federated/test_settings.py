@@ -69,6 +69,14 @@ def test_how_long_a_server_waits_may_change_while_a_run_lasts_and_nothing_else()
         assert replace(FULL, **change).lasting({}) != lasting
 
 
+@pytest.mark.parametrize("other", [({"strict": 2.0}, 1e-5), ({"strict": 1.0}, 1e-6), ({"open": 1.0}, 1e-5)])
+def test_a_policy_whose_levels_mean_something_else_is_another(other):
+    levels, delta = other
+    lasting = replace(FULL, policy=Policy({"strict": 1.0}, delta=1e-5)).lasting({})
+    assert replace(FULL, policy=Policy({"strict": 1.0}, delta=1e-5)).lasting({}) == lasting
+    assert replace(FULL, policy=Policy(levels, delta=delta)).lasting({}) != lasting
+
+
 def test_the_plan_is_that_of_the_settings():
     budgets = Budgets.from_groups([(1.0, 20), (4.0, 20)], delta=1e-4)
     settings = StrategySettings(rounds=5, per_round=10, accountant="rdp", adaptive=federated.AdaptiveClip(noise=30.0))

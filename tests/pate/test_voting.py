@@ -285,6 +285,17 @@ def test_votings_together_are_sensitive_if_one_was():
     assert not (by_noise + by_noise).sensitive
 
 
+def test_votings_together_protect_nobody_if_one_was_seeded():
+    found = plan(sartor.Budgets.from_groups([(3.0, 60)], delta=1e-5), teachers=10, aggregator=GNMax(noise=20.0))
+    votes = random_votes(50, 10, 3, 1)[0]
+    seeded, secret = (voting.aggregate(found, votes, 3, labels=2, stream=stream).account for stream in (Stream(seed=1), None))
+    for total in (seeded + secret, secret + seeded, seeded + seeded):
+        assert total.seeded
+        assert not total.private
+        assert not total.to_json()["private"]
+    assert (secret + secret).private
+
+
 @pytest.mark.parametrize("accountant", [Accountant.paper(), Accountant.fine()], ids=["paper", "fine"])
 def test_nobody_has_spent_anything_before_the_first_query_by_any_accountant(accountant):
     found = plan(sartor.Budgets.from_groups([(0.1, 30)], delta=1e-5), teachers=5, aggregator=GNMax(noise=5.0))

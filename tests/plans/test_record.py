@@ -1,6 +1,8 @@
 """What is stored of a plan: enough to be read back, checked again, and nothing that takes long to compute."""
 
+import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -20,6 +22,13 @@ def test_a_record_gives_the_plan_back(scheme):
     shown = plan.to_json(sensitive=True)
     assert [{name: group[name] for name in kept} for group, kept in zip(shown["groups"], stored["groups"], strict=True)] == stored["groups"]
     assert {name: value for name, value in shown.items() if name != "groups"} == {n: v for n, v in stored.items() if n != "groups"}
+
+
+def test_copies_and_pickles_of_a_plan_keep_its_reserve():
+    people = sartor.Budgets.from_groups([(1.0, 400), (2.0, 300)], delta=1e-5, reserve=0.1)
+    plan = sartor.plan(people, "scale", steps=200, batch=50, accountant="rdp")
+    assert pickle.loads(pickle.dumps(plan)) == copy.copy(plan) == plan
+    assert pickle.loads(pickle.dumps(plan)).reserve == 0.1
 
 
 def test_a_record_that_overspends_is_refused():

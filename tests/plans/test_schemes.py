@@ -176,6 +176,13 @@ def test_public_records_take_the_caps_that_the_caller_gives():
         sartor.plan(budgets, "scale", steps=100, batch=50, accountant="rdp", public_rate=0.5)
 
 
+def test_a_clip_of_public_records_alone_does_not_count_in_the_mean():
+    budgets = sartor.Budgets.from_groups([(1, 500), (3, 300), (np.inf, 200)], delta=1e-5)
+    plan = sartor.plan(budgets, "scale", steps=100, batch=50, accountant="rdp", public_clip=7.0)
+    assert (plan.rate[2], plan.clips[2]) == (plan.rate[1], 7.0)
+    assert np.average(plan.clips[:2], weights=plan.holders[:2]) == pytest.approx(1.0)
+
+
 def test_public_records_alone_need_no_noise_and_say_so():
     budgets = sartor.Budgets([np.inf] * 20, delta=1e-5)
     with pytest.warns(sartor.NoNoise, match="protects nobody"):
@@ -252,6 +259,13 @@ def test_excess_of_many_budgets_that_are_drawn_alike_is_none(scheme):
     levels = [(float(own), 20) for own in np.geomspace(0.5, 8.0, 60)]
     plan = sartor.plan(sartor.Budgets.from_groups(levels, delta=1e-5), scheme, steps=200, batch=60, accountant="rdp")
     assert np.all(plan.excess == 0)
+
+
+def test_excess_is_measured_from_what_a_reserve_leaves():
+    kept = sartor.plan(three(reserve=0.5), "sample", **SETTING)
+    halved = sartor.Budgets.from_shares([0.5, 1, 2], [0.5, 0.3, 0.2], holders=3_000, delta=0.5e-5, seed=0)
+    np.testing.assert_allclose(kept.excess, sartor.plan(halved, "sample", **SETTING).excess, rtol=1e-6)
+    assert kept.excess.max() > 1e-4
 
 
 def test_excess_grows_with_the_share_of_sampling():

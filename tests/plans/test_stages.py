@@ -194,6 +194,17 @@ def test_each_holder_has_one_coin_for_a_stage_and_is_drawn_at_the_rate_only_if_i
     assert not np.array_equal(other, inside[0])
 
 
+@pytest.mark.parametrize("probability", [(0.2, 0.9), (0.5, 0.5)])
+def test_the_coins_of_a_group_follow_its_own_probability_and_know_nothing_of_another_groups(probability):
+    plan = plan_of(Stage(40, 900.0, [0.5, 0.5], 0.5, inclusion=probability))
+    inside = np.split(drawn(plan, range(40), seed=3).any(0), HOLDERS[:1])
+    for own, members in zip(probability, inside, strict=True):
+        assert stats.binomtest(int(members.sum()), len(members), own).pvalue > 1e-4
+    strict, other = (members[: min(HOLDERS)] for members in inside)
+    table = [[int(np.sum((strict == a) & (other == b))) for b in (True, False)] for a in (True, False)]
+    assert stats.chi2_contingency(table).pvalue > 1e-4
+
+
 def test_a_draw_depends_on_nothing_but_its_step():
     plan = rounds(noise=(40.0, 20.0))
     in_order = PoissonSampler(plan, BUDGETS, Stream(seed=1))
@@ -236,6 +247,23 @@ def test_one_stage_says_of_itself_what_its_plan_says():
     assert stage != dataclasses.replace(stage, rate=stage.rate / 2)
     with pytest.raises(ValueError, match="read-only"):
         stage.rate[0] = 1.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 51},
+        {"noise_multiplier": 9.0},
+        {"rate": [0.02, 0.04]},
+        {"clips": [0.5, 0.5]},
+        {"groups": [0, 2]},
+        {"inclusion": [0.5, 1.0]},
+    ],
+)
+def test_a_stage_in_which_anything_differs_is_another(change):
+    stage = Stage(50, 8.0, [0.02, 0.03], [0.5, 0.6])
+    assert stage == dataclasses.replace(stage)
+    assert stage != dataclasses.replace(stage, **change)
 
 
 def test_groups_that_take_turns_have_a_stage_each():

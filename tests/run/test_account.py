@@ -40,3 +40,10 @@ def test_an_account_says_what_was_spent_under_which_relation_and_whether_it_prot
     (tmp_path / "seeded").mkdir()
     seeded: Account = made(tmp_path / "seeded", 1)
     assert seeded.private is seeded.to_json()["private"] is False
+
+
+def test_a_run_without_noise_does_not_claim_to_be_private():
+    with pytest.warns(sartor.NoNoise):
+        plan = sartor.plan(sartor.Budgets([np.inf] * 20, delta=1e-5), steps=5, batch=5, accountant="rdp")
+    account = RunAccount(plan, 3)
+    assert account.private is account.to_json()["private"] is False
