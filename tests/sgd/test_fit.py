@@ -182,9 +182,23 @@ def test_a_callback_that_fails_leaves_a_plain_model():
     fitted(model)
 
 
+def unchecked(**values) -> sartor.Execution:
+    """A way to carry steps out that only `make_private` refuses, when hooks are on the model."""
+    found = sartor.Execution()
+    for name, value in values.items():
+        object.__setattr__(found, name, value)
+    return found
+
+
+@pytest.mark.parametrize("values", [{"max_physical_batch": 0}, {"max_physical_batch": "much"}, {"noise_draws": 0}, {"workers": -1}])
+def test_a_way_to_carry_steps_out_that_there_is_not_is_refused(values):
+    with pytest.raises(sartor.SartorError, match="or more"):
+        sartor.Execution(**values)
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [{"scheduler": lambda optimizer: 1 / 0}, {"execution": sartor.Execution(max_physical_batch=0)}, {"optimizer": lambda p: 1 / 0}],
+    [{"scheduler": lambda optimizer: 1 / 0}, {"execution": unchecked(max_physical_batch=0)}, {"optimizer": lambda p: 1 / 0}],
 )
 def test_whatever_fails_before_the_first_step_the_model_can_be_used_again(wrong):
     model = net()

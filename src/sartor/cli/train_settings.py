@@ -98,7 +98,7 @@ class TrainSettings:
                 raise SartorError(f"{_option(name)} goes with --{source}.")
         self.allowed()
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
-            raise SartorError(f"--max-physical-batch must be 1 or more, not {self.max_physical_batch}.")
+            raise SartorError(f"the largest physical batch (--max-physical-batch) must be 1 or more, not {self.max_physical_batch}.")
 
     def allowed(self) -> Allowed:
         """What people allow, said once."""
