@@ -148,6 +148,6 @@ def test_rare_use_with_little_noise_takes_few_evaluations(monkeypatch, number):
 
 
 def test_orders_beyond_the_last_change_nothing_for_usual_budgets():
-    found, order = rdp.spend(np.array([0.01]), np.array([1.0]), np.array([1000.0]), np.array([1e-5]))
+    found, order = rdp.epsilon_and_order(np.array([0.01]), np.array([1.0]), np.array([1000.0]), np.array([1e-5]))
     assert order[0] < rdp.ORDERS[-1]
     assert found[0] == 2.1013652716483997

@@ -320,3 +320,16 @@ def test_a_plan_with_next_to_no_noise_is_shown_with_the_most_excess_there_is():
     plan = plan_of(Stage(1, 0.01, [1e-7, 0.5], 0.5), epsilon=(1.0, 1e6))
     assert plan.excess.max() == 0.5
     assert "0.5" in str(plan)
+
+
+def test_each_stage_has_rates_of_its_own_in_what_is_drawn_and_in_what_is_accounted():
+    rates = ([0.1, 0.6], [0.4, 0.2])
+    plan = plan_of(*(Stage(30, 900.0, rate, 0.5) for rate in rates))
+    found = drawn(plan, range(60), seed=2)
+    strict = np.arange(len(BUDGETS)) < HOLDERS[0]
+    for place, rate in enumerate(rates):
+        rows = found[30 * place : 30 * (place + 1)]
+        for members, own in zip((strict, ~strict), rate, strict=True):
+            assert stats.binomtest(int(rows[:, members].sum()), rows[:, members].size, own).pvalue > 1e-4
+    for group in range(2):
+        assert plan.exposure(group) == Composition(tuple(SampledGaussian(rate[group], 900.0, 30) for rate in rates))

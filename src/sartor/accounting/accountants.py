@@ -84,7 +84,7 @@ class Renyi:
 
     def spend(self, rate: Array, noise_multiplier: Array, steps: Array, delta: Array, accuracy: float) -> Array:
         """See `Accountant`."""
-        return rdp.spend(rate, noise_multiplier, steps, delta)[0]
+        return rdp.epsilon_and_order(rate, noise_multiplier, steps, delta)[0]
 
     def epsilon(self, exposures: Sequence[Exposure], delta: Array, accuracy: float) -> ArrayBounds:
         """See `Accountant`; numerics leave no gap, so all three are the bound itself."""
@@ -116,7 +116,7 @@ class LossDistributions:
 
     def spend(self, rate: Array, noise_multiplier: Array, steps: Array, delta: Array, accuracy: float) -> Array:
         """See `Accountant`."""
-        return pld.spend(rate, noise_multiplier, steps, delta, accuracy)
+        return pld.epsilon_of_each(rate, noise_multiplier, steps, delta, accuracy)
 
     def epsilon(self, exposures: Sequence[Exposure], delta: Array, accuracy: float) -> ArrayBounds:
         """See `Accountant`."""

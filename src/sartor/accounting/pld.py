@@ -384,9 +384,9 @@ class Profile:
         return {way: np.minimum(composed.delta(epsilon), self._atoms.ever) for way, composed in self._composed.items()}
 
 
-def spend(rate: Array, noise_multiplier: Array, steps: Array, delta: Array, accuracy: float) -> Array:
+def epsilon_of_each(rate: Array, noise_multiplier: Array, steps: Array, delta: Array, accuracy: float) -> Array:
     """Epsilon (upper) of many sampled Gaussians, each at its own delta; equal mechanisms are composed once."""
-    epsilon, order = rdp.spend(rate, noise_multiplier, steps, delta)
+    epsilon, order = rdp.epsilon_and_order(rate, noise_multiplier, steps, delta)
     by_mechanism: dict[tuple[float, float, int], list[int]] = {}
     for i, mechanism in enumerate(zip(rate.tolist(), noise_multiplier.tolist(), steps.astype(int).tolist(), strict=True)):
         by_mechanism.setdefault(mechanism, []).append(i)

@@ -248,7 +248,7 @@ def to_delta(divergence: ArrayLike, orders: ArrayLike, epsilon: ArrayLike, conve
     return best
 
 
-def spend(rate: Array, noise_multiplier: Array, steps: Array, delta: Array) -> tuple[Array, Array]:
+def epsilon_and_order(rate: Array, noise_multiplier: Array, steps: Array, delta: Array) -> tuple[Array, Array]:
     """Epsilon of many sampled Gaussians, each at its own delta, and the order that gave it.
 
     A coarse pass over the orders finds the neighbourhood of each optimum (the bound has one valley), a second pass searches it. Every
@@ -379,7 +379,7 @@ def spend_near(rate: Array, noise_multiplier: Array, steps: Array, delta: Array,
         cheap = integrable(q, z, orders)
         rest = active[~cheap]
         if len(rest):
-            eps[rest], out[rest] = spend(rate[rest], noise_multiplier[rest], steps[rest], delta[rest])
+            eps[rest], out[rest] = epsilon_and_order(rate[rest], noise_multiplier[rest], steps[rest], delta[rest])
             near[rest] = False
         active, orders = active[cheap], orders[cheap]
         if not len(active):

@@ -64,7 +64,9 @@ def highest(got: pld.Profile, alone: pld.Profile, top: float) -> float:
 def _at(exposure: Exposure, delta: float) -> tuple[float, float]:
     """Rényi's epsilon at delta, and the order that gave it."""
     if isinstance(exposure, SampledGaussian):
-        epsilon, order = rdp.spend(*(np.array([value]) for value in (exposure.rate, exposure.noise_multiplier, exposure.steps, delta)))
+        epsilon, order = rdp.epsilon_and_order(
+            *(np.array([value]) for value in (exposure.rate, exposure.noise_multiplier, exposure.steps, delta))
+        )
         return float(epsilon[0]), float(order[0])
     values = rdp.curve(exposure) - np.log(delta) / (rdp.ORDERS - 1)
     return float(values.min()), float(rdp.ORDERS[int(np.argmin(values))])
