@@ -26,6 +26,7 @@ from sartor.errors import (
     SartorWarning,
 )
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian, exposure_from_json
+from sartor.ownership import Ownership
 from sartor.plans import Plan, plan, schemes
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ __all__ = [
     "NoAccuracy",
     "NoNoise",
     "Overspent",
+    "Ownership",
     "Plan",
     "Policy",
     "RarelyUsed",

@@ -210,6 +210,15 @@ def to_json(value: Shown) -> Any:
     return [to_json_number(end) for end in value] if isinstance(value, tuple) else to_json_number(value)
 
 
+def lent(holders: int, records: int | None) -> str:
+    """How many people there are, and how much they lent, if that is known.
+
+    >>> lent(71_518, 101_766)
+    '71,518 holders (101,766 records)'
+    """
+    return f"{holders:,} holders" + ("" if records is None else f" ({records:,} records)")
+
+
 def name_group(epsilon: float, holders: int) -> str:
     """A group as an error may name it."""
     if are_few(holders):

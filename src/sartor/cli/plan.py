@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -49,7 +49,7 @@ def plan(
     if deniable:
         people = people.deniable(seed=seed)
     given = {"mix": mix, "max_excess": max_excess, "threshold": threshold, "order": order}
-    options = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with working("planning"):
         made = sartor.plan(
             people,

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
+from sartor.mixing import STEP, mixed
 from sartor.pate.plan import PatePlan
 
 _PERSON = b"sartor.teachers"
-_GOLDEN, _FIRST, _SECOND = (np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +61,8 @@ def partition(plan: PatePlan, budgets: Budgets, key: bytes | None = None, *, hol
     for column in range(placed.shape[1]):
         open_rows = np.flatnonzero(wanted > column)
         while len(open_rows):
-            state[open_rows] += _GOLDEN
-            drawn = begin[open_rows] + (_mixed(state[open_rows]) % size[open_rows]).astype(np.int64)
+            state[open_rows] += STEP
+            drawn = begin[open_rows] + (mixed(state[open_rows]) % size[open_rows]).astype(np.int64)
             again = np.any(placed[open_rows, :column] == drawn[:, None], axis=1)
             placed[open_rows[~again], column] = drawn[~again]
             open_rows = open_rows[again]
@@ -77,10 +77,3 @@ def _hashes(names: Sequence[str] | range, key: bytes) -> NDArray[np.uint64]:
         blake2b(str(name).encode(errors="surrogatepass"), digest_size=8, key=keyed, person=_PERSON).digest() for name in names
     )
     return np.frombuffer(digests, np.uint64).copy()
-
-
-def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Numbers that look random, one from each state (the finaliser of splitmix64)."""
-    z = (state ^ (state >> np.uint64(30))) * _FIRST
-    z = (z ^ (z >> np.uint64(27))) * _SECOND
-    return np.asarray(z ^ (z >> np.uint64(31)))

@@ -18,8 +18,9 @@ from sartor.accounting import accountants, spend
 from sartor.budgets import Budgets, Groups, spendable
 from sartor.errors import AllDrawn, Infeasible, LargeDelta, NoNoise, RarelyUsed, SartorError
 from sartor.exposure import MOST_STEPS
+from sartor.ownership import Ownership
 from sartor.plans.document import stages_of_turns
-from sartor.plans.plan import Plan
+from sartor.plans.plan import COMBINED, Plan
 from sartor.plans.problem import Parameters, Problem
 from sartor.plans.registry import Scheme, find
 from sartor.plans.stage import Stage
@@ -40,6 +41,9 @@ def plan(
     accountant: str = "pld",
     public_rate: float | None = None,
     public_clip: float | None = None,
+    ownership: Ownership | None = None,
+    records_per_holder: int | None = None,
+    combine: str = "mean",
     **options: Any,
 ) -> Plan:
     """Turn budgets into a plan that honours every one of them.
@@ -47,6 +51,10 @@ def plan(
     `batch` is the expected size of a batch, `clip` the clip norm (its mean over holders, where clips are personal). `public_rate` and
     `public_clip` are caps for public records; without them those are treated as the most open finite group. Schemes and their options:
     `scale`, `sample`, `uniform`, `hybrid` (`mix` in [0, 1], or `max_excess`), `exclude` (`threshold`), `sequential` (`order`).
+
+    Where holders have several records, `batch` counts holders. `ownership` says whose the records are, so that the plan knows how many
+    there are; of a drawn holder at most `records_per_holder` distinct ones enter a step, drawn at random (all of them, unless given), and
+    their gradients' mean or sum (`combine`) is what is clipped.
 
     Example:
         >>> import sartor
@@ -57,11 +65,23 @@ def plan(
     """
     chosen, name = find(scheme), accountants.find(accountant).name
     _check(budgets, steps, batch, clip, public_rate, public_clip, chosen, options)
+    lent = _lent(budgets, ownership, records_per_holder, combine)
     if "max_excess" in options:
-        return _within(budgets, steps=steps, batch=batch, clip=clip, accountant=name, caps=(public_rate, public_clip), **options)
-    made = _made(budgets, chosen, int(steps), float(batch), float(clip), name, (public_rate, public_clip), options)
+        return _within(budgets, lent, steps=steps, batch=batch, clip=clip, accountant=name, caps=(public_rate, public_clip), **options)
+    made = _made(budgets, chosen, int(steps), float(batch), float(clip), name, (public_rate, public_clip), options, lent)
     _warn(made)
     return made
+
+
+def _lent(budgets: Budgets, ownership: Ownership | None, most: int | None, combine: str) -> dict[str, Any]:
+    """What a plan says of people's records."""
+    if ownership is not None and ownership.holders != len(budgets):
+        raise SartorError(f"the ownership is of {ownership.holders} holders, but there are {len(budgets)} budgets.")
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+        raise SartorError(f"records_per_holder must be a whole number of 1 or more, or None for all, not {most!r}.")
+    if combine not in COMBINED:
+        raise SartorError(f'the gradients of a holder\'s records are combined by "mean" or "sum", not by "{combine}".')
+    return {"records": None if ownership is None else len(ownership), "records_per_holder": most, "combine": combine}
 
 
 def _check(
@@ -106,6 +126,7 @@ def _made(
     accountant: str,
     caps: tuple[float | None, float | None],
     options: dict[str, Any],
+    lent: dict[str, Any],
 ) -> Plan:
     groups = budgets.groups
     finite = np.isfinite(groups.epsilon)
@@ -119,6 +140,7 @@ def _made(
         "holders": groups.holders,
         "reserve": budgets.reserve,
         "options": dict(options),
+        **lent,
     }
     if not finite.any():
         return _without_noise(frame, groups, caps, steps, batch, clip)
@@ -221,6 +243,7 @@ def _without_noise(
 
 def _within(
     budgets: Budgets,
+    lent: dict[str, Any],
     *,
     steps: int,
     batch: float,
@@ -237,7 +260,7 @@ def _within(
         raise SartorError(f"max_excess must be 0 or more, not {max_excess:g}.")
 
     def at(mix: float) -> Plan:
-        return _made(budgets, find("hybrid"), int(steps), float(batch), float(clip), accountant, caps, {"mix": mix})
+        return _made(budgets, find("hybrid"), int(steps), float(batch), float(clip), accountant, caps, {"mix": mix}, lent)
 
     best, low, high = at(1.0), 0.0, 1.0
     if best.excess.max() > max_excess:

@@ -67,6 +67,8 @@ def _document(plan: Plan, groups: list[dict[str, Any]], stages: list[dict[str, A
         "steps": plan.steps,
         "batch": _number(plan.batch),
         "clip": plan.clip,
+        "holders": int(plan.holders.sum()),
+        **_of_records(plan),
         **({"noise_multiplier": plan.noise_multiplier} if plain else {}),
         "reserve": plan.reserve,
         "options": {key: _number(value) if isinstance(value, float) else value for key, value in plan.options.items()},
@@ -74,6 +76,15 @@ def _document(plan: Plan, groups: list[dict[str, Any]], stages: list[dict[str, A
         "groups": groups,
         **({} if plain else {"stages": stages}),
     }
+
+
+def _of_records(plan: Plan) -> dict[str, Any]:
+    """What a plan says of holders with several records, as far as it does."""
+    if not plan.by_holder:
+        return {}
+    most = "all" if plan.records_per_holder is None else int(plan.records_per_holder)
+    known = {} if plan.records is None else {"records": int(plan.records)}
+    return {**known, "records_per_holder": most, "combine": plan.combine}
 
 
 def _every(plan: Plan, names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -131,7 +142,7 @@ def fields(document: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if document.get("relation", ZERO_OUT.name) != ZERO_OUT.name:
             raise SartorError(f'this is not a plan: plans hold under "{ZERO_OUT.name}", not under "{document["relation"]}".')
-        groups = document["groups"]
+        groups, most = document["groups"], document.get("records_per_holder")
         stages = [_read_stage(stage, len(groups)) for stage in document["stages"]] if "stages" in document else _turns(document, groups)
         if sum(stage.steps for stage in stages) != _whole(document["steps"], "steps"):
             raise SartorError("this is not a plan: its stages have another number of steps than it says.")
@@ -146,6 +157,9 @@ def fields(document: Mapping[str, Any]) -> dict[str, Any]:
             "stages": stages,
             "reserve": from_json_number(document.get("reserve", 0.0)),
             "options": _options(document.get("options", {})),
+            "records": None if document.get("records") is None else _whole(document["records"], "records"),
+            "records_per_holder": None if most in (None, "all") else _whole(most, "records_per_holder"),
+            "combine": document.get("combine", "mean"),
         }
     except KeyError as error:
         raise SartorError(f"this is not a plan: {error} is missing.") from None

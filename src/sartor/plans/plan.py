@@ -42,6 +42,9 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 _SCALARS = ("scheme", "accountant", "batch", "clip", "reserve")
+_OF_RECORDS = ("records", "records_per_holder", "combine")
+COMBINED = ("mean", "sum")
+"""How the gradients of a holder's records become one, which is clipped."""
 _ARRAYS: dict[str, type] = {"epsilon": np.float64, "delta": np.float64, "holders": np.int64}
 
 
@@ -51,6 +54,9 @@ class Plan:
 
     Arrays have one entry per group, in the order of the budgets' groups. `batch` is the expected size of a batch, by which sums are
     divided; `clip` is the clip norm that was asked for, and the unit of the stages' noise multipliers.
+
+    Holders with several records: `records` is how many there are in all, if that is known, `records_per_holder` how many of a holder's
+    enter a step at most (None: all), and `combine` says whether their mean or their sum is clipped. No guarantee depends on these.
     """
 
     scheme: str
@@ -63,6 +69,9 @@ class Plan:
     stages: tuple[Stage, ...]
     reserve: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
+    records: int | None = None
+    records_per_holder: int | None = None
+    combine: str = "mean"
 
     def __post_init__(self) -> None:
         accountants.find(self.accountant)
@@ -88,7 +97,7 @@ class Plan:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = {name: getattr(self, name) for name in (*_SCALARS, *_ARRAYS, "stages")}
+        values = {name: getattr(self, name) for name in (*_SCALARS, *_ARRAYS, "stages", *_OF_RECORDS)}
         return _rebuilt, ({**values, "options": dict(self.options)},)
 
     def __deepcopy__(self, memo: Any) -> Plan:
@@ -112,6 +121,9 @@ class Plan:
             "every group needs a delta strictly between 0 and 1": not np.all((self.delta > 0) & (self.delta < 1)),
             "every group needs at least one holder": not (count and np.all(self.holders >= 1)),
             "the reserve must lie in [0, 1)": not 0 <= self.reserve < 1,
+            "every holder has a record at least": not _is_whole(self.records, int(self.holders.sum()) if count else 1),
+            "the records of a holder that enter a step are a whole number of 1 or more": not _is_whole(self.records_per_holder, 1),
+            "the gradients of a holder's records are combined by their mean or their sum": self.combine not in COMBINED,
             "two groups have the same budget": len(set(zip(self.epsilon.tolist(), self.delta.tolist(), strict=True))) < count,
         }
         for sentence, is_wrong in wrong.items():
@@ -120,6 +132,11 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.epsilon)
+
+    @property
+    def by_holder(self) -> bool:
+        """Whether it was made for holders with several records."""
+        return self.records is not None or self.records_per_holder is not None
 
     @property
     def relation(self) -> Relation:
@@ -347,7 +364,7 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented
-        return all(getattr(self, n) == getattr(other, n) for n in (*_SCALARS, "options", "stages")) and all(
+        return all(getattr(self, n) == getattr(other, n) for n in (*_SCALARS, *_OF_RECORDS, "options", "stages")) and all(
             np.array_equal(getattr(self, n), getattr(other, n)) for n in _ARRAYS
         )
 
@@ -361,6 +378,10 @@ class Plan:
 
     def __rich__(self) -> Any:
         return table.table(self)
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return value is None or (isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= least)
 
 
 def _rebuilt(fields: dict[str, Any]) -> Plan:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sartor.confidential import text
+from sartor.confidential import lent, text
 from sartor.layout import Table
 
 if TYPE_CHECKING:
@@ -25,7 +25,15 @@ def title(plan: Plan) -> str:
         how = "no noise: every record is public" if np.isinf(plan.epsilon).all() else "no noise: these deltas allow it"
     else:
         how = f"{noise(plan)} on a clip of {plan.clip:g}"
-    return f"{plan.scheme}{options}: {plan.steps:,} steps, expected batch {plan.batch:g}, {how} ({plan.accountant}{kept})"
+    return f"{plan.scheme}{options}: {plan.steps:,} steps{_lent(plan)}, expected batch {plan.batch:g}, {how} ({plan.accountant}{kept})"
+
+
+def _lent(plan: Plan) -> str:
+    """Whose steps they are, where holders have several records."""
+    if not plan.by_holder:
+        return ""
+    most = "all" if plan.records_per_holder is None else f"at most {plan.records_per_holder:,}"
+    return f" over {lent(int(plan.holders.sum()), plan.records)}, {most} of a drawn holder's records, by their {plan.combine}"
 
 
 def noise(plan: Plan) -> str:
