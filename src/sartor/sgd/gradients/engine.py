@@ -28,7 +28,7 @@ from sartor.errors import SartorError
 from sartor.sgd import trees
 from sartor.sgd.gradients.kernels import Kernels
 from sartor.sgd.gradients.modules import Watched, watched
-from sartor.sgd.gradients.owners import Bucket, Bucketed, Owners
+from sartor.sgd.gradients.owners import Owners
 from sartor.sgd.gradients.parts import Blocks, Formed, Part, Product
 from sartor.sgd.gradients.registry import Call
 
@@ -329,7 +329,7 @@ class PerExample:
         if not bool(usable.all()):
             # rows that are not used must not touch the sums at all: zero times infinity is not zero
             everyone = everyone[usable]
-            entries = [(place, name, self._only(noted, place, name, part, everyone)) for place, name, part in entries]
+            entries = [(place, name, self._only(noted, place, name, part, everyone, owners)) for place, name, part in entries]
         scale = scale[everyone] if scale.dim() else scale
         factors = scale * (1 - MARGIN) * torch.clamp(thresholds[everyone].double() / norms[everyone].clamp_min(1e-300), max=1.0)
         return self._added(entries if len(everyone) else (), factors.to(self._precision)), norms
@@ -368,59 +368,54 @@ class PerExample:
     def _parts(self, noted: Mapping[int, Sequence[_Noted]], owners: Owners | None) -> list[tuple[int, str, Part]]:
         """Gradients of every parameter that was used, of each holder (without owners: of each row), with the place of the unit that they
         come from."""
-        found: dict[tuple[int, str], list[tuple[Bucket, Part]]] = defaultdict(list)
+        found: list[tuple[int, str, Part]] = []
         summed: dict[str, Tensor] = {}
-        whole = (Bucket(1),)
         for place, unit in enumerate(self.units):
             row_by_row = owners is not None and not unit.adds_up
-            for bucket in whole if owners is None or row_by_row else owners.buckets:
-                calls, added = self._calls(place, noted, bucket, form=row_by_row)
-                for made in calls:
-                    for short, part in unit.rule(made).items():
-                        name = self._full(unit, short)
-                        mine = owners.summed(part) if owners is not None and row_by_row else part
-                        if not added:
-                            found[place, name].append((bucket, mine))
-                        else:
-                            assert isinstance(mine, Formed)
-                            summed[name] = _plus(summed.get(name), bucket, mine.gradients, None if owners is None else len(owners))
-        # without owners, and where rows were added up one by one, a bucket is everybody, and its part says it all
-        parts = [
-            (place, name, of[0][1] if of[0][0] is whole[0] else Bucketed(of, len(owners) if owners is not None else 0))
-            for (place, name), of in found.items()
-        ]
-        return parts + [(-1, name, Formed(gradients)) for name, gradients in summed.items()]
+            calls, added = self._calls(place, noted, None if row_by_row else owners, form=row_by_row)
+            for made in calls:
+                for short, part in unit.rule(made).items():
+                    name = self._full(unit, short)
+                    if owners is not None and row_by_row:
+                        assert isinstance(part, Formed)
+                        part = Formed(owners.summed(part.gradients))
+                    if not added:
+                        found.append((place, name, part))
+                    else:
+                        assert isinstance(part, Formed)
+                        known = summed.get(name)
+                        summed[name] = part.gradients if known is None else known + part.gradients
+        return found + [(-1, name, Formed(gradients)) for name, gradients in summed.items()]
 
     def _only(
-        self, noted: Mapping[int, Sequence[_Noted]], place: int, name: str, part: Part, rows: Tensor, within: Bucket | None = None
+        self, noted: Mapping[int, Sequence[_Noted]], place: int, name: str, part: Part, kept: Tensor, owners: Owners | None = None
     ) -> Part:
         """The same gradients, of some holders alone. What was formed is never formed a second time: it might come out differently."""
-        if isinstance(part, Bucketed):
-            there = torch.full((part.holders,), -1)  # the place of each holder among those that are kept
-            there[rows] = torch.arange(len(rows))
-            some = []
-            for bucket, of_bucket in part.parts:
-                inside = (bucket.of(there) >= 0).nonzero()[:, 0]
-                if len(inside):
-                    own = self._only(noted, place, name, of_bucket, inside, bucket)
-                    some.append((Bucket(bucket.each, bucket.of(there)[inside]), own))
-            return Bucketed(some, len(rows))
         if isinstance(part, Blocks):
             part = Formed(torch.cat(list(part.gradients)))
         if isinstance(part, Formed):
-            return replace(part, gradients=part.gradients[rows], norms=None)
+            return replace(part, gradients=part.gradients[kept], norms=None)
         if isinstance(part, Product):
-            return Product(part.left[rows], part.right[rows])
-        (call,), _ = self._calls(place, noted, (within or Bucket(1)).only(rows, len(part.squared_norms)))
+            return Product(part.left[kept], part.right[kept])
+        some, rows = (None, kept) if owners is None else owners.only(kept)
+        (call,), _ = self._calls(place, noted, some, rows)
         again = self.units[place].rule(call)
         return next(found for short, found in again.items() if self._full(self.units[place], short) == name)
 
-    def _calls(self, place: int, noted: Mapping[int, Sequence[_Noted]], bucket: Bucket, *, form: bool = False) -> tuple[list[Call], bool]:
+    def _calls(
+        self,
+        place: int,
+        noted: Mapping[int, Sequence[_Noted]],
+        owners: Owners | None,
+        chosen: Tensor | None = None,
+        *,
+        form: bool = False,
+    ) -> tuple[list[Call], bool]:
         """The calls of a unit as its rule reads them, and whether what it gives for each must be added up; many calls of a linear layer
         become one over as many positions."""
         unit, seen = self.units[place], [call for call in noted.get(place, ()) if call.gradients]
         shared = any(len(self._owners[self._full(unit, short)]) > 1 for short in unit.wanted)
-        rows = [self._row(unit, call, bucket) for call in seen]
+        rows = [self._row(unit, call, chosen) for call in seen]
         if len(rows) > 1 and isinstance(unit.module, nn.Linear) and not unit.is_general:
             joined = [[r[0][0] if r[0] else next(iter(r[1].values())) for r in rows], [r[2][0] for r in rows]]
             left, right = (torch.cat([t.reshape(len(t), -1, t.shape[-1]) for t in side], 1) for side in joined)
@@ -433,10 +428,10 @@ class PerExample:
                 leaves, form_of_call = tree_flatten((inputs, dict(keywords)))
                 own = frozenset(range(len(leaves))) - self._shared[place, form_of_call]
             given = gradients if unit.is_general else gradients[0]
-            made.append(Call(unit.name, unit.module, unit.wanted, inputs, keywords, given, self.kernels, form or added, own, bucket.each))
+            made.append(Call(unit.name, unit.module, unit.wanted, inputs, keywords, given, self.kernels, form or added, own, owners))
         return made, added
 
-    def _row(self, unit: Watched, call: _Noted, bucket: Bucket) -> tuple[tuple[Any, ...], Mapping[str, Any], list[Tensor]]:
+    def _row(self, unit: Watched, call: _Noted, chosen: Tensor | None) -> tuple[tuple[Any, ...], Mapping[str, Any], list[Tensor]]:
         gradients = [
             call.gradients[i] if i in call.gradients else torch.zeros_like(out, device="cpu") for i, out in enumerate(call.outputs)
         ]
@@ -453,7 +448,7 @@ class PerExample:
                 value = value.to(self._precision)
             if len(value) == 1 and examples > 1:
                 value = value.expand(examples, *value.shape[1:])
-            return bucket.take(value)
+            return value if chosen is None else value[chosen]
 
         return _mapped(place, call.inputs), _mapped(place, dict(call.keywords)), [place(g) for g in gradients]
 
@@ -465,16 +460,6 @@ class PerExample:
         for part in parts:
             total = total + part.squared_norms
         return total.sqrt()
-
-
-def _plus(known: Tensor | None, bucket: Bucket, gradients: Tensor, holders: int | None) -> Tensor:
-    """What was formed for a bucket's holders, added to what is known of all."""
-    if bucket.holders is None:
-        return gradients if known is None else known + gradients
-    assert holders is not None
-    whole = gradients.new_zeros((holders, *gradients.shape[1:]))
-    whole[bucket.holders] = gradients
-    return whole if known is None else known + whole
 
 
 def _mapped(change: Callable[[Any], Any], values: Any) -> Any:

@@ -29,8 +29,8 @@ class Kernels:
         """The part made in the way chosen for a layer; the first time, the fastest of all (or `otherwise`, where nothing is
         measured); `like` has a row per example, or per holder of several."""
         way = self.chosen.get(layer)
-        if way is not None and way in ways:
-            return ways[way]()
+        if way is not None:  # a way that there is not in every batch is not looked for again in those
+            return ways[way if way in ways else otherwise]()
         if not self.measure or len(ways) == 1:
             self.chosen[layer] = otherwise
             return ways[otherwise]()

@@ -1,53 +1,36 @@
 """Whose each row of a batch is: the gradients of one holder's rows are added up before they are clipped.
 
 A layer's rule need not form a gradient for each row to know the norm of a holder's sum: rows of one holder are to it what positions of one
-example are. So holders with about equally many rows are taken together, as `each` rows for every one of them, the missing ones filled with
-rows whose gradient is zero; sizes are few, so that little is filled and little is done one after the other.
+example are. Where they must stand beside each other for that, holders with about equally many rows are taken together, as `each` rows for
+every one of them, the missing ones filled with zeros; sizes are few, so that little is filled and little is done one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from sartor.sgd.gradients.parts import Formed, Part
-
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Holders that are given `each` rows.
-
-    `holders` are their places among the batch's holders (None: all, in their order), `rows` the rows, holder after holder (None: all, as
-    they are), and `missing` says which of these stand for none.
-    """
+    """Holders that are given `each` rows: `holders` are their places among the batch's holders, `rows` the rows, holder after holder (None:
+    all, as they are), and `missing` says which of these stand for none."""
 
     each: int
-    holders: Tensor | None = None
+    holders: Tensor
     rows: Tensor | None = None
     missing: Tensor | None = None
 
-    def of(self, values: Tensor) -> Tensor:
-        """What these holders have of one value for each holder."""
-        return values if self.holders is None else values[self.holders]
-
     def take(self, values: Tensor) -> Tensor:
-        """The rows of these holders; zeros for those that are missing."""
-        if self.rows is None:
-            return values
-        found = values.index_select(0, self.rows)
-        if self.missing is not None:
-            found[self.missing] = 0
-        return found
-
-    def only(self, kept: Tensor, count: int) -> Bucket:
-        """The same for some of its holders, by their places in it; `count` is how many it has."""
-        rows = torch.arange(count * self.each) if self.rows is None else self.rows
-        missing = None if self.missing is None else self.missing.view(-1, self.each)[kept].reshape(-1)
-        return Bucket(self.each, kept, rows.view(-1, self.each)[kept].reshape(-1), missing)
+        """What these holders have of one value for each row and position: (holders, rows x positions, width)."""
+        if self.rows is not None:
+            values = values.index_select(0, self.rows)
+            if self.missing is not None:
+                values[self.missing] = 0
+        return values.reshape(len(self.holders), -1, values.shape[-1])
 
 
 class Owners:
@@ -75,7 +58,7 @@ class Owners:
         """All holders, in buckets of equal size."""
         distinct = self.counts.unique().tolist()
         if len(distinct) == 1:
-            return (Bucket(int(distinct[0])),)
+            return (Bucket(int(distinct[0]), torch.arange(len(self))),)
         begins = self.counts.cumsum(0) - self.counts
         sizes = torch.tensor([_rounded(int(count)) for count in distinct])
         size = sizes[torch.searchsorted(torch.tensor(distinct), self.counts)]
@@ -88,36 +71,18 @@ class Owners:
         rows = (begins[holders, None] + place).masked_fill(missing, 0)
         return Bucket(each, holders, rows.reshape(-1), missing.reshape(-1) if bool(missing.any()) else None)
 
-    def summed(self, part: Part) -> Formed:
-        """Gradients that were formed for each row, added up for each holder."""
-        assert isinstance(part, Formed)
-        gradients = part.gradients
-        return Formed(gradients.new_zeros((len(self), *gradients.shape[1:])).index_add_(0, self.of_row, gradients))
+    def summed(self, gradients: Tensor) -> Tensor:
+        """Gradients of each row, added up for each holder."""
+        return gradients.new_zeros((len(self), *gradients.shape[1:])).index_add_(0, self.of_row, gradients)
+
+    def only(self, holders: Tensor) -> tuple[Owners, Tensor]:
+        """The same for some holders, and the rows that are theirs."""
+        kept = torch.zeros(len(self), dtype=torch.bool)
+        kept[holders] = True
+        return Owners(self.counts[holders]), kept[self.of_row].nonzero()[:, 0]
 
 
 def _rounded(count: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on: few sizes, and at most half as much again."""
     power = 1 << (count - 1).bit_length()
     return 3 * power // 4 if power >= 4 and count <= 3 * power // 4 else power
-
-
-@dataclass(eq=False)
-class Bucketed:
-    """Gradients of holders, bucket by bucket."""
-
-    parts: Sequence[tuple[Bucket, Part]]
-    holders: int
-
-    @cached_property
-    def squared_norms(self) -> Tensor:
-        """One squared norm per holder."""
-        found = torch.zeros(self.holders, dtype=torch.float64)
-        for bucket, part in self.parts:
-            if bucket.holders is None:
-                return part.squared_norms
-            found[bucket.holders] = part.squared_norms
-        return found
-
-    def weighted(self, factors: Tensor) -> Tensor:
-        """The sum over holders of factor times gradient."""
-        return torch.stack([part.weighted(bucket.of(factors)) for bucket, part in self.parts]).sum(0)

@@ -1,10 +1,10 @@
 """Which rule forms the per-example gradients of which module.
 
 A rule is a function of one `Call` (what went into the module and the gradient of what came out, both with the examples first) that returns
-one `Part` for each wanted parameter. One that is registered with `together=True` reads `call.each` and returns one gradient for so many
-rows in a row, which are of one holder (`owners`); others give one for each row, formed, and the engine adds them up. A rule serves modules
-of its class whose `forward` is that class's own: a subclass that computes something else must not be served by its parent's rule, and falls
-to the general one.
+one `Part` for each wanted parameter. One that is registered with `together=True` reads `call.owners` and returns one gradient for each
+holder; others are not told of holders and give one for each row, formed, and the engine adds them up. A rule serves modules of its class
+whose `forward` is that class's own: a subclass that computes something else must not be served by its parent's rule, and falls to the
+general one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from sartor.sgd.gradients.kernels import Kernels
+from sartor.sgd.gradients.owners import Owners
 from sartor.sgd.gradients.parts import Part
 
 
 @dataclass(eq=False)
 class Call:
     """One call of a module: its inputs, and the gradient of its output. `form` asks for gradients that are formed, to be added
-    up; `own` are the places, among all inputs, of those with one row per example; `each` is how many rows in a row are one holder's."""
+    up; `own` are the places, among all inputs, of those with one row per example. `owners` say whose each row is, where holders have
+    several."""
 
     name: str
     module: nn.Module
@@ -33,11 +35,11 @@ class Call:
     kernels: Kernels
     form: bool = False
     own: frozenset[int] = frozenset()
-    each: int = 1
+    owners: Owners | None = None
 
     def named(self, what: str) -> str:
-        """A name for something of this layer, which other numbers of rows per holder do not share."""
-        return f"{self.name}.{what}" if self.each == 1 else f"{self.name}.{what} of {self.each}"
+        """A name for something of this layer, which is not shared by holders of several rows."""
+        return f"{self.name}.{what}" if self.owners is None else f"{self.name}.{what} by holder"
 
     @property
     def input(self) -> Tensor:

@@ -19,9 +19,11 @@ from sartor.sgd.gradients.registry import Call, rule
 def embedding(call: Call) -> dict[str, Part]:
     """weight: at each token's row the sum of its positions' gradients; the padding row learns nothing."""
     layer = cast("nn.Embedding", call.module)
-    examples, rows, width = len(call.input) // call.each, layer.num_embeddings, layer.embedding_dim
+    rows, width = layer.num_embeddings, layer.embedding_dim
     tokens, gradient = call.input.reshape(-1), call.gradient.reshape(-1, width)
-    owners = torch.arange(examples).repeat_interleave(tokens.numel() // max(examples, 1))
+    of_row = torch.arange(len(call.input)) if call.owners is None else call.owners.of_row
+    examples = len(call.input) if call.owners is None else len(call.owners)
+    owners = of_row.repeat_interleave(tokens.numel() // max(len(call.input), 1))
     if layer.padding_idx is not None:
         kept = tokens != layer.padding_idx
         tokens, gradient, owners = tokens[kept], gradient[kept], owners[kept]
