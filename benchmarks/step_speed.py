@@ -75,7 +75,7 @@ def ours(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], Non
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     model, private, _ = sartor.make_private(model, optimizer, data, budgets, plan)
     clips = torch.full((len(x),), CLIP)
-    from sartor.sgd.run import Piece
+    from sartor.sgd.pieces import Piece
 
     def step() -> None:
         private.run.begin(Piece(private.run.steps, 0, range(len(x)), clips, True, 0))

@@ -1,5 +1,8 @@
 """Tables on a terminal of 80 columns: no line is longer, no heading is cut or broken within a word."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,19 +67,16 @@ def test_training_fits(run):
     ("arguments", "words"),
     [
         (["demo", "--seeds", "1", "--page", "page.html"], ["scheme", "accuracy", "noise", "multiplier", "spent", "rate", "clip"]),
-        (["pate", "--teachers", "4", "--epochs", "1", "--workers", "1", "--aggregator", "gnmax", "--noise", "20"], []),
-        (
-            ["pate", "--teachers", "4", "--epochs", "1", "--workers", "1", "--aggregator", "gnmax", "--noise", "20", "--epsilon", "90"],
-            ["votes"],
-        ),
+        (["pate", "--workers", "1"], ["votes", "holders", "spent"]),
+        (["pate", "--teachers", "20", "--workers", "1", "--aggregator", "gnmax", "--noise", "2", "--epsilon", "90"], ["votes"]),
         (["federate", "--rounds", "1", "--clients", "40", "--per-round", "10", "--epochs", "1"], ["epsilon", "clients", "spent"]),
     ],
 )
-def test_longer_work_fits(run, tmp_path, monkeypatch, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run(*arguments)
-    assert code == 0, err
-    fits(out, *words)
+def test_longer_work_fits(tmp_path, arguments, words):
+    # by itself: Ray leaves open what only the end of a process closes
+    done = subprocess.run([sys.executable, "-m", "sartor", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    fits(done.stdout, *words)
 
 
 HEADINGS = st.sampled_from(["epsilon", "noise multiplier", "expected uses", "votes that one holder moves"])

@@ -358,7 +358,7 @@ def test_a_loader_is_refused_and_told_what_to_pass(shuffle):
     [
         (Endless(), "a coin of their own"),
         (TensorDataset(torch.zeros(HOLDERS - 1, 4)), "59 records, but there are 60 budgets"),
-        (TensorDataset(torch.zeros(2 * HOLDERS, 4)), "Several records per holder are not supported"),
+        (TensorDataset(torch.zeros(2 * HOLDERS, 4)), "If holders have several, say whose each record is"),
         (iter([]), "a length"),
     ],
 )
@@ -849,7 +849,7 @@ def test_the_gradients_of_a_batch_cannot_be_read_from_the_model():
 def test_nothing_that_prints_tells_who_was_drawn():
     _, optimizer, loader = private()
     next(iter(loader))
-    shown = repr(optimizer.run._piece) + repr(loader) + repr(optimizer) + repr(loader.sampler)
+    shown = repr(optimizer.run._piece) + repr(loader) + repr(optimizer) + repr(loader.draws.sampler) + repr(loader.draws)
     assert "indices" not in shown
     assert "clips" not in shown
 

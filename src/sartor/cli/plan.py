@@ -64,12 +64,12 @@ def plan(
         )
         if json:
             document = made.to_json()
-        if out is not None:
-            _write(made, out, all_groups)
     if json:
         print_json(document)
     else:
         show(made)
+    if out is not None:  # last of all: where nothing can be printed, nothing is replaced
+        _write(made, out, all_groups)
 
 
 def _write(made: sartor.Plan, path: str, all_groups: bool) -> None:

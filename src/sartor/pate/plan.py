@@ -253,10 +253,10 @@ class PatePlan:
         return f"PatePlan({self.variant}, {self.teachers} teachers; {self.view!r})"
 
 
-def whole(value: Any, what: str, *, least: int = 1, most: float = np.inf) -> int:
-    """A whole number within limits, or one clear error."""
-    fits = isinstance(value, Real) and not isinstance(value, bool) and float(value).is_integer()
+def whole(value: Any, what: str, *, least: int = 1, most: int = 2**53) -> int:
+    """A whole number within limits, or one clear error; none is so large that a float could not tell it from the next."""
+    fits = isinstance(value, Real) and not isinstance(value, bool) and (isinstance(value, int) or float(value).is_integer())
     if not fits or not least <= value <= most:
-        limits = f"from {least} to {int(most):,}" if np.isfinite(most) else f"of {least} or more"
+        limits = f"from {least} to {most:,}" if most < 2**53 or (fits and value > most) else f"of {least} or more"
         raise SartorError(f"{what} must be a whole number {limits}, not {value}.")
     return int(value)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.confidential import text, to_json
+from sartor.confidential import lent, text, to_json
 from sartor.plans import Plan
 from sartor.relation import Relation
 
@@ -47,6 +47,8 @@ class RunAccount:
     plan: Plan
     steps: int
     seeded: bool = False
+    records: int | None = None
+    """How many records the holders lent, where that is known."""
 
     @property
     def relation(self) -> Relation:
@@ -69,6 +71,8 @@ class RunAccount:
         return {
             "steps": self.steps,
             "planned_steps": plan.steps,
+            "holders": int(plan.holders.sum()),
+            **({} if self.records is None else {"records": int(self.records)}),
             "private": self.private,
             "accountant": plan.accountant,
             "relation": self.relation.name,
@@ -84,7 +88,9 @@ class RunAccount:
         }
 
     def __str__(self) -> str:
-        lines = [f"after {self.steps:,} of {self.plan.steps:,} steps" + ("; seeded, so not private" if self.seeded else "")]
+        everybody = int(self.plan.holders.sum())
+        whose = "" if self.records in (None, everybody) else f" over {lent(everybody, self.records)}"
+        lines = [f"after {self.steps:,} of {self.plan.steps:,} steps{whose}" + ("; seeded, so not private" if self.seeded else "")]
         lines += [f"{'epsilon':>14} {'holders':>10} {'spent':>14}"]
         for row in self.to_json()["groups"]:
             lines.append(f"{text(row['epsilon']):>14} {row['holders']:>10,} {text(row['spent']):>14}")

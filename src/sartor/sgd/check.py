@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten
 
 from sartor.errors import SartorError, SartorWarning
 from sartor.sgd import trees
-from sartor.sgd.gradients import PerExample
+from sartor.sgd.gradients import Owners, PerExample
 
 EXAMPLES = 3
 SEEDS = 4
@@ -85,8 +85,8 @@ def _same(value: Tensor, copy: Tensor) -> bool:
 class SelfCheck:
     """Notes what the model is given in a batch, then compares."""
 
-    def __init__(self, engine: PerExample, kept: Kept, pristine: Callable[[], nn.Module]) -> None:
-        self.engine, self.kept, self._pristine = engine, kept, pristine
+    def __init__(self, engine: PerExample, kept: Kept, pristine: Callable[[], nn.Module], *, several: bool = False) -> None:
+        self.engine, self.kept, self._pristine, self._several = engine, kept, pristine, several
         self._given: tuple[Any, Any] | None = None
         self._rows = 0
         self._firsts = {unit.name: unit.first for unit in engine.units}
@@ -168,15 +168,19 @@ class SelfCheck:
         self._refuse_influence(given, self._rows, 1)  # some mix in larger batches alone
         some = self._cut(given, 0, rows)
         self._agree_with_a_loop(some, rows)
+        if self._several:  # rows of one holder are added up in another way than those of many
+            self._agree_with_a_loop(some, rows, Owners(torch.tensor([rows - 1, 1] if rows > 2 else [rows])))
         if any(module.training for module in self.engine.model.modules()):
             for module in self.engine.model.modules():
                 module.training = False
             self._agree_with_a_loop(some, rows)
 
-    def _agree_with_a_loop(self, some: tuple[Any, Any], rows: int) -> None:
-        """Each example's gradient norms against those of a naive loop, by a copy of the model that nothing went through before."""
+    def _agree_with_a_loop(self, some: tuple[Any, Any], rows: int, owners: Owners | None = None) -> None:
+        """Each example's gradient norms, or each owner's, against those of a naive loop, by a copy of the model that nothing went through
+        before."""
         random = self._draws(some)
-        self.engine.open(torch.ones(rows))
+        counts = [1] * rows if owners is None else owners.counts.tolist()
+        self.engine.open(torch.ones(len(counts)), owners)
         torch.manual_seed(0)
         outputs = _floats(self.engine.model(*some[0], **some[1]), rows)
         if not outputs:
@@ -187,10 +191,11 @@ class SelfCheck:
         weights = [torch.randn(out.shape, generator=generator).to(out.dtype) for out in outputs]
         torch.autograd.backward(outputs, weights)
         ours = self.engine.norms_by_parameter()
-        for i in range(rows):
-            theirs = self._alone(some, i, weights, random)
+        for i, count in enumerate(counts):
+            own = range(sum(counts[:i]), sum(counts[:i]) + count)
+            theirs = self._added(some, own, weights, random)
             name = self._disagrees(ours, theirs, i, small)
-            changed = (self._alone(some, i, [w * change for w in weights], random) for change in _CHANGES)
+            changed = (self._added(some, own, [w * change for w in weights], random) for change in _CHANGES)
             if name is not None and any(_is_rounding(theirs, other) for other in changed):
                 name = self._disagrees(ours, theirs, i, _SMALL)
             if name is not None:
@@ -200,6 +205,11 @@ class SelfCheck:
                     "over examples. Does it, or a layer after it, mix examples or keep them elsewhere than in the first dimension? "
                     "Nothing was released."
                 )
+
+    def _added(self, some: tuple[Any, Any], own: Sequence[int], weights: list[Tensor], random: bool) -> dict[str, Tensor]:
+        """The gradients of one owner's examples, each alone, added up."""
+        first, *others = (self._alone(some, i, weights, random) for i in own)
+        return {name: value + sum(other[name] for other in others) for name, value in first.items()}
 
     def _alone(self, some: tuple[Any, Any], i: int, weights: list[Tensor], random: bool) -> dict[str, Tensor]:
         """The gradients of one example alone, by parameter, for what it puts out in these weights."""

@@ -126,7 +126,8 @@ def _settings(optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any
     return {
         "reduction": run.reduction,
         "number of noise draws": run.noise_draws,
-        "largest physical batch": loader.max_physical_batch,  # dropout and random changes to records are drawn piece by piece
+        "ownership of records": loader.draws.owned,
+        "largest physical batch": loader.draws.size,  # dropout and random changes to records are drawn piece by piece
         "scheduler": lasting(scheduler),
     }
 
@@ -339,7 +340,8 @@ class Checkpoint:
         if not self.over:
             raise SartorError("this run is not finished: resume it.")
         _fill_model(model, self._tensors["model.safetensors"])
-        return RunAccount(plan, int(self._document["steps"]), bool(self._document["seeded"]))
+        records = self._document["account"].get("records")
+        return RunAccount(plan, int(self._document["steps"]), bool(self._document["seeded"]), records)
 
     def restore(self, optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any = None) -> None:
         """Put model, optimizer, scheduler, random numbers and account where they were."""

@@ -1,4 +1,4 @@
-"""Poisson batches of a data set: exactly the plan's steps, empty ones included, with each example's clip beside it.
+"""Poisson batches of a data set: exactly the plan's steps, empty ones included, with each holder's clip beside it.
 
 A batch is drawn here, fetched and collated wherever the user's workers are, and its clips come back with it. In some batches records are
 compared with themselves alone (`alone`), so that nothing on the way mixes them. An empty draw is handed out as
@@ -12,20 +12,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from sartor.errors import Exhausted, SartorError
-from sartor.run.sampling import PoissonSampler
+from sartor.ownership import Ownership
 from sartor.sgd.alone import RECORDS, SEEDS, Alone, Pair
 from sartor.sgd.changes import Path, changed, follow, state
 from sartor.sgd.check import Unchecked
 from sartor.sgd.generators import repeatable
+from sartor.sgd.pieces import Draws, Piece
 from sartor.sgd.pristine import Pristine
 from sartor.sgd.reach import Reach
 from sartor.sgd.rows import Likeness
-from sartor.sgd.run import Piece, Run
+from sartor.sgd.run import Run
 from sartor.sgd.stores import stores
 
 Collate = Callable[[list[Any]], Any]
@@ -37,16 +37,15 @@ class PrivateLoader:
     def __init__(
         self,
         run: Run,
-        sampler: PoissonSampler,
+        draws: Draws,
         dataset: Dataset[Any],
         *,
         collate: Collate | None,
         workers: int,
-        max_physical_batch: int | None,
         pristine: Pristine | None,
     ) -> None:
-        self.run, self.sampler, self.dataset = run, sampler, dataset
-        self.collate, self.workers, self.max_physical_batch = collate, workers, max_physical_batch
+        self.run, self.draws, self.dataset = run, draws, dataset
+        self.collate, self.workers = collate, workers
         self.checked: list[Pair] = []
         """Examples of the batch at hand beside themselves alone, if it is checked. Secret."""
         self.loss_is_seen = False
@@ -86,7 +85,7 @@ class PrivateLoader:
     def _compare(self, piece: Piece, batch: Any) -> None:
         """Refuse a batch in which a record is not what it is alone; say what could not be seen."""
         self.checked = []
-        rows, edge = len(piece.clips), piece.last or not piece.number
+        rows, edge = piece.rows, piece.last or not piece.number
         if self.pristine is None or not bool(piece.clips.any()) or not self._alone.is_due(piece.step, rows, edge):
             return
         if self._is_plain and not self.loss_is_seen:
@@ -177,7 +176,7 @@ class PrivateLoader:
 
 
 class _Pieces:
-    """The draws from the run's step on, cut to what fits into memory."""
+    """The pieces of the draws from the run's step on."""
 
     def __init__(self, loader: PrivateLoader) -> None:
         self.loader = loader
@@ -188,15 +187,7 @@ class _Pieces:
     def __iter__(self) -> Iterator[Piece]:
         run = self.loader.run
         for step in range(run.steps, run.plan.steps):
-            draw = self.loader.sampler.draw(step)
-            indices, clips = draw.indices, torch.tensor(draw.clips, dtype=torch.float32)
-            if not len(indices):
-                indices, clips = np.zeros(1, np.int64), torch.zeros(1)
-            size = self.loader.max_physical_batch or len(indices)
-            seed = int(run.stream.generator("augmentation", step).integers(2**62))
-            for number, begin in enumerate(range(0, len(indices), size)):
-                end = begin + size
-                yield Piece(step, number, indices[begin:end].tolist(), clips[begin:end], end >= len(indices), seed + number)
+            yield from self.loader.draws.pieces(step)
 
 
 class _Fetched(Dataset[Any]):
@@ -243,8 +234,10 @@ def _as_is(fetched: Any) -> Any:
     return fetched
 
 
-def check_dataset(dataset: Any, holders: int) -> Dataset[Any]:
-    """A map-style data set with one record per holder, or the reason why not."""
+def check_dataset(dataset: Any, holders: int, ownership: Ownership | None = None) -> Dataset[Any]:
+    """A map-style data set with one record per holder, or with the records of an ownership, or the reason why not."""
+    if ownership is not None and not isinstance(ownership, Ownership):
+        raise SartorError("ownership is a sartor.Ownership: sartor.Ownership.of(names, budgets), with one name for each record.")
     if isinstance(dataset, DataLoader):
         how = type(dataset.sampler).__name__
         raise SartorError(
@@ -256,8 +249,13 @@ def check_dataset(dataset: Any, holders: int) -> Dataset[Any]:
     records = len(dataset)
     if isinstance(dataset, tuple) and not isinstance(dataset, Dataset) and records == 2 != holders:
         raise SartorError("a pair of tensors is no data set: give torch.utils.data.TensorDataset(x, y).")
-    if records != holders:
-        several = " Several records per holder are not supported yet." if records > holders else ""
+    if ownership is not None:
+        if ownership.holders != holders:
+            raise SartorError(f"the ownership is of {ownership.holders} holders, but there are {holders} budgets.")
+        if len(ownership) != records:
+            raise SartorError(f"the ownership is of {len(ownership)} records, but the data set has {records}: every record has one holder.")
+    elif records != holders:
+        several = " If holders have several, say whose each record is (ownership=)." if records > holders else ""
         raise SartorError(
             f"the data set has {records} records, but there are {holders} budgets: one record for each holder, in their order.{several}"
         )

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
+from sartor.ownership import Ownership
 from sartor.plans import Plan
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
@@ -22,6 +23,7 @@ from sartor.sgd.gradients.modules import watched
 from sartor.sgd.identity import identity
 from sartor.sgd.loader import PrivateLoader, check_dataset
 from sartor.sgd.optimizer import PrivateOptimizer
+from sartor.sgd.pieces import Draws
 from sartor.sgd.pristine import Pristine
 from sartor.sgd.run import Run, check_parameters
 
@@ -35,6 +37,7 @@ def make_private(
     budgets: Budgets,
     plan: Plan,
     *,
+    ownership: Ownership | None = None,
     reduction: str = "mean",
     collate: Callable[[list[Any]], Any] | None = None,
     workers: int = 0,
@@ -48,7 +51,8 @@ def make_private(
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """The model, an optimizer and a loader that train it under a plan; the loop around them stays as it is.
 
-    `dataset` holds one record for each budget, in their order. `reduction` says how the loss reduces over a batch ("mean" or "sum").
+    `dataset` holds one record for each budget, in their order; or `ownership` says whose each record is, and the gradient of all that a
+    holder lends to a step is clipped as one. `reduction` says how the loss reduces over a batch ("mean" or "sum").
     `max_physical_batch` cuts batches to what fits into memory ("auto" finds out); `noise_draws` of 4, say, defends against attacks on the
     low bits of noise. `seed` is for tests: a seeded run is not private, and its account says so. `check` compares the first step with a
     naive loop, and now and then records with themselves alone; it is worth its milliseconds. `repeatable` chooses how gradients are
@@ -84,7 +88,8 @@ def make_private(
         raise SartorError("LBFGS looks at a batch several times per step, which the plan does not account for; use SGD or Adam.")
     if seed is not None and stream is not None:
         raise SartorError("give a seed or a stream, not both.")
-    check_dataset(dataset, len(budgets))
+    check_dataset(dataset, len(budgets), ownership)
+    _check_plan(plan, ownership)
     check_parameters(model, optimizer)
     made_of = identity(model, optimizer, dataset, collate)
     watched(model)  # refuses what cannot be trained before anything is copied
@@ -94,15 +99,25 @@ def make_private(
     engine = PerExample(model, kernels=Kernels(kernels, measure=not (source.seeded or repeatable)))
     try:
         size = _physical(max_physical_batch, engine, dataset, collate)
-        run = Run(plan, engine, source, made_of, reduction=reduction, noise_draws=noise_draws, pristine=pristine)
+        records = len(dataset)  # type: ignore[arg-type]
+        run = Run(plan, engine, source, made_of, reduction=reduction, noise_draws=noise_draws, pristine=pristine, records=records)
         source.take()
     except BaseException:
         engine.detach()
         raise
     for parameter in model.parameters():
         setattr(parameter, _MARK, True)
-    loader = PrivateLoader(run, sampler, dataset, collate=collate, workers=workers, max_physical_batch=size, pristine=pristine)
+    draws = Draws(plan, sampler, source, ownership, size)
+    loader = PrivateLoader(run, draws, dataset, collate=collate, workers=workers, pristine=pristine)
     return model, PrivateOptimizer(optimizer, run), loader
+
+
+def _check_plan(plan: Plan, ownership: Ownership | None) -> None:
+    """Whether a plan is for records that are owned so."""
+    if ownership is None and plan.by_holder:
+        raise SartorError("the plan was made for holders with several records: say whose each record is (ownership=).")
+    if ownership is not None and plan.records not in (None, len(ownership)):
+        raise SartorError(f"the plan was made for {plan.records} records, and the ownership is of {len(ownership)}: plan with this one.")
 
 
 def unwrap(model: nn.Module, optimizer: PrivateOptimizer) -> nn.Module:

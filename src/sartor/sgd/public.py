@@ -27,6 +27,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDatas
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.overlap import shared
+from sartor.ownership import Ownership
 from sartor.sgd import trees
 from sartor.sgd.contents import Unseen, content
 from sartor.sgd.generators import repeatable
@@ -39,10 +40,11 @@ Source = tuple[Any, Rows]
 _TENSORS, _OTHERS = 100_000, 2_000  # records that are compared
 
 
-def refuse_protected(public: Any, dataset: Any, budgets: Budgets) -> None:
+def refuse_protected(public: Any, dataset: Any, budgets: Budgets, ownership: Ownership | None = None) -> None:
     """Refuse, as public, records that are trained on under a budget."""
-    check_dataset(dataset, len(budgets))
-    protected = np.flatnonzero(np.isfinite(budgets.epsilon))
+    check_dataset(dataset, len(budgets), ownership)
+    finite = np.isfinite(budgets.epsilon)
+    protected = np.flatnonzero(finite if ownership is None else finite[ownership.of_record])
     if isinstance(public, IterableDataset) or not hasattr(public, "__len__") or not len(protected):
         return
     trained, given = list(_sources(dataset, protected)), list(_sources(public, np.arange(len(public))))

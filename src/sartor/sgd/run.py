@@ -5,8 +5,9 @@ closes it; the run refuses every other order.
 
 Guarantee: for each holder, (epsilon, delta)-DP at their own budget under zeroing everything of theirs, for all models that the run ever
     showed, together.
-Proof: at each step each holder is drawn by an independent coin at their group's rate (`sampling`), their gradient enters the sum with norm
-    at most their group's clip (`gradients`), and Gaussian noise of the plan's deviation is added once per step before anything leaves.
+Proof: at each step each holder is drawn by an independent coin at their group's rate (`sampling`), their gradient, which is that of all
+    records they lend to the step, enters the sum with norm at most their group's clip (`gradients`, and `_clipped` for a holder in
+    several pieces), and Gaussian noise of the plan's deviation is added once per step before anything leaves.
     What follows (division by the expected batch, the optimizer) looks at the noisy sum alone. The plan's accountant bounds the composition
     of its steps, and no step beyond them is possible.
 Breaks if: the loss or code between modules mixes examples; the model is fed other records than those drawn; losses, norms or gradients seen
@@ -16,8 +17,7 @@ Breaks if: the loss or code between modules mixes examples; the model is fed oth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ from sartor.run.account import RunAccount
 from sartor.run.files import Lock
 from sartor.run.stream import Stream, normal
 from sartor.sgd.check import Kept, SelfCheck
-from sartor.sgd.gradients import PerExample
+from sartor.sgd.gradients import MARGIN, PerExample
 from sartor.sgd.identity import Identity
+from sartor.sgd.pieces import Piece
 from sartor.sgd.pristine import Pristine
 
 
@@ -47,18 +48,6 @@ class OutOfTurn(SartorError):
     """A step without its batch, or a batch without its step."""
 
 
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """A batch, or as much of it as fits into memory: whom it holds, and each one's clip. Secret."""
-
-    step: int
-    number: int
-    indices: Sequence[int] = field(repr=False)
-    clips: Tensor = field(repr=False)
-    last: bool
-    seed: int = field(repr=False)
-
-
 class Run:
     """The state of one run: the steps taken, the batch under way, and the sums of its pieces."""
 
@@ -72,13 +61,14 @@ class Run:
         reduction: str,
         noise_draws: int,
         pristine: Pristine | None,
+        records: int,
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise SartorError(f'a loss is reduced by "mean" or "sum", not by "{reduction}"; reduce a loss of "none" yourself.')
         if noise_draws < 1:
             raise SartorError("noise is the sum of 1 or more draws.")
         self.plan, self.engine, self.stream, self.made_of = plan, engine, stream, made_of
-        self.reduction, self.noise_draws = reduction, noise_draws
+        self.reduction, self.noise_draws, self.records = reduction, noise_draws, records
         self.settings: dict[str, Any] = {}
         """What else it began with, as its first checkpoint tells."""
         self._steps = 0
@@ -86,8 +76,10 @@ class Run:
         self._piece: Piece | None = None
         self._pieces = 0
         self._sums: dict[str, Tensor] = {}
+        self._unfinished: dict[str, Tensor] | None = None
         self._kept = Kept(engine.model)
-        self._check = SelfCheck(engine, self._kept, lambda: pristine.fresh().model) if pristine is not None else None
+        several = records > int(plan.holders.sum())
+        self._check = SelfCheck(engine, self._kept, lambda: pristine.fresh().model, several=several) if pristine is not None else None
         self._demanded: Callable[[], None] | None = None
         self._told: Callable[[], None] | None = None
         self.locks: dict[Path, Lock] = {}
@@ -105,7 +97,7 @@ class Run:
 
     def account(self) -> RunAccount:
         """What has been spent so far, per group."""
-        return RunAccount(self.plan, self._steps, self.stream.seeded)
+        return RunAccount(self.plan, self._steps, self.stream.seeded, self.records)
 
     def resume_at(self, steps: int) -> None:
         """Count the steps of the run that this one continues; only before its first step."""
@@ -164,15 +156,15 @@ class Run:
             parameter.grad = None
         self._piece = piece
         self._kept.keep()
-        self.engine.open(piece.clips)
+        self.engine.open(piece.clips, piece.owners)
         if self._check is not None:
-            self._check.begin(len(piece.clips))
+            self._check.begin(piece.rows)
 
     @property
     def open_clips(self) -> Tensor:
-        """Each example's clip in the piece at hand. Secret."""
+        """The clip of each example's holder in the piece at hand. Secret."""
         assert self._piece is not None
-        return self._piece.clips
+        return self._piece.clips_of_rows
 
     def demand(self, check: Callable[[], None]) -> None:
         """Something more that must hold of the piece at hand before its sum can leave: it raises otherwise."""
@@ -192,7 +184,7 @@ class Run:
 
     def abandon(self) -> None:
         """Forget a batch that was handed out and not stepped: nothing of it was released, and the same one is handed out again."""
-        self._piece, self._sums, self._pieces, self._demanded = None, {}, 0, None
+        self._piece, self._sums, self._pieces, self._demanded, self._unfinished = None, {}, 0, None, None
         self.engine.close()
 
     def forget_backward(self) -> None:
@@ -212,13 +204,14 @@ class Run:
                 "no backward pass through the private model was seen for this batch; call loss.backward() before optimizer.step()."
             )
         self.refuse_changes()
-        sums = self.engine.clipped_sums(len(piece.clips) if self.reduction == "mean" else 1.0)
+        sums, unfinished = self._summed(piece)
         if self._check is not None and self._check.passed():
             self._check = None
         if self._demanded is not None:
             self._demanded()
             self._demanded = None
-        self._sums = {name: value + self._sums[name] if self._sums else value for name, value in sums.items()}
+        self._unfinished = unfinished
+        self._sums = {name: value + self._sums[name] if self._sums else value for name, value in sums.items()} if sums else self._sums
         self._piece, self._pieces = None, self._pieces + 1
         if self._told is not None:
             self._told()
@@ -228,6 +221,27 @@ class Run:
         self._steps += 1
         sums, self._sums, self._pieces = self._sums, {}, 0
         return self._noisy(sums, piece.step)
+
+    def _summed(self, piece: Piece) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+        """The clipped sum over the piece's holders (nothing, if its one holder goes on), and what is known of one who goes on."""
+        scale = float(piece.rows) if self.reduction == "mean" else 1.0
+        if piece.begins and piece.ends:
+            return self.engine.clipped_sums(scale if piece.shares is None else scale * piece.shares), None
+        whole = {name: scale * value.double() for name, value in self.engine.plain_sums().items()}
+        if not piece.begins:
+            assert self._unfinished is not None
+            whole = {name: value + self._unfinished[name] for name, value in whole.items()}
+        return (self._clipped(whole, piece), None) if piece.ends else ({}, whole)
+
+    def _clipped(self, whole: dict[str, Tensor], piece: Piece) -> dict[str, Tensor]:
+        """The gradient of a holder in several pieces, clipped once, when all of their records are in it."""
+        share = 1.0 if piece.shares is None else float(piece.shares[0])
+        norm = share * math.sqrt(sum(float(value.square().sum()) for value in whole.values()))
+        clip = float(piece.clips[0])
+        factor = share * (1 - MARGIN) * min(1.0, clip / norm) if norm > 0 and math.isfinite(norm) else 0.0
+        kind = {name: self.engine.parameters[name].dtype for name in whole}
+        # zero times infinity is not zero: who is not finite contributes nothing
+        return {n: (value * factor).to(kind[n]) if factor else torch.zeros_like(value, dtype=kind[n]) for n, value in whole.items()}
 
     def _noisy(self, sums: dict[str, Tensor], step: int) -> dict[str, Tensor]:
         """The sums plus noise of the plan's deviation, one independent number for each coordinate, over the expected batch."""

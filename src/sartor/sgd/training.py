@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import NoAccuracy, SartorError
+from sartor.ownership import Ownership
 from sartor.plans import Plan
 from sartor.progress import bar
 from sartor.run.account import RunAccount
@@ -81,6 +82,7 @@ def fit(
     budgets: Budgets,
     plan: Plan,
     *,
+    ownership: Ownership | None = None,
     lr: float = 0.1,
     optimizer: str | Callable[[Any], Optimizer] = "sgd",
     momentum: float = 0.0,
@@ -95,6 +97,9 @@ def fit(
     progress: bool = True,
 ) -> Result:
     """Train `model` on `dataset`, whose records are pairs of input and target, under `plan`.
+
+    Without an `ownership` there is one record for each budget, in their order; with one, holders may have any number of records, and are
+    drawn, clipped and charged as one.
 
     `optimizer` is "sgd" (with `momentum`), "adam", or a function from parameters to one of torch's, and `scheduler` makes a learning-rate
     scheduler from it and steps with it. `loss` may reduce by mean, by sum or not at all: it is asked for one number per example; without
@@ -118,7 +123,7 @@ def fit(
     folder = None if checkpoints is None else checkpoints.folder
     if checkpoints is not None and not checkpoints.resume:
         saving.refuse_begun(checkpoints.folder)
-    refuse_protected(public, dataset, budgets)
+    refuse_protected(public, dataset, budgets, ownership)
     start = time.perf_counter()
     measure = Loss(loss)
     inner = make(optimizer, [p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
@@ -133,6 +138,11 @@ def fit(
             raise NotFinite(_NAN.format(account.steps), account)
         return {"step": account.steps, **_means(losses, hits)}
 
+    def groups() -> NDArray[np.intp]:
+        """The group of each record's holder."""
+        found = plan.groups_of(budgets)
+        return found if ownership is None else found[ownership.of_record]
+
     def result(account: RunAccount) -> Result:
         if public is not None and (not history or history[-1]["step"] != account.steps):
             history.append(evaluated(account))
@@ -144,7 +154,7 @@ def fit(
             seconds=time.perf_counter() - start,
             steps=account.steps,
             stopped_early=stopped,
-            sensitive=_per_group(model, dataset, plan.groups_of(budgets), len(plan), measure, collate) if checks.sensitive else None,
+            sensitive=_per_group(model, dataset, groups(), len(plan), measure, collate) if checks.sensitive else None,
         )
 
     if found is not None and found.over:
@@ -163,6 +173,7 @@ def fit(
         dataset,
         budgets,
         plan,
+        ownership=ownership,
         reduction="sum",
         collate=collate,
         workers=how.workers,

@@ -2,9 +2,10 @@
 
 While a batch is open, every watched module notes what goes in, its parameters are hidden from autograd (so no weight gradient is computed
 only to be thrown away), and a hook notes the gradient of what comes out. `clipped_sums` then finds each example's norm over all
-parameters, scales it down to its threshold and adds up.
+parameters, scales it down to its threshold and adds up. Where holders have several rows (`owners`), a holder's rows are added up first, and
+what is clipped is their sum or mean.
 
-Guarantee: no example contributes a vector of norm above its threshold (factors are lowered by MARGIN for the rounding of norms), an example
+Guarantee: no holder contributes a vector of norm above their threshold (factors are lowered by MARGIN for the rounding of norms), a holder
     with a gradient that is not finite contributes nothing, and a parameter used outside of its module is refused, not ignored.
 Breaks if: the loss, or code between modules, mixes examples; then no rule can tell whose gradient is whose.
 """
@@ -12,7 +13,7 @@ Breaks if: the loss, or code between modules, mixes examples; then no rule can t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +28,7 @@ from sartor.errors import SartorError
 from sartor.sgd import trees
 from sartor.sgd.gradients.kernels import Kernels
 from sartor.sgd.gradients.modules import Watched, watched
+from sartor.sgd.gradients.owners import Bucket, Bucketed, Owners
 from sartor.sgd.gradients.parts import Blocks, Formed, Part, Product
 from sartor.sgd.gradients.registry import Call
 
@@ -90,6 +92,8 @@ class PerExample:
         self._noted: dict[int, list[_Noted]] = defaultdict(list)
         self._anchor = torch.zeros((), requires_grad=True)
         self._thresholds: Tensor | None = None
+        self._owners_of_rows: Owners | None = None
+        self._rows = 0
         self._hidden: dict[int, list[nn.Parameter]] = defaultdict(list)
         self._shared: dict[tuple[int, TreeSpec], set[int]] = defaultdict(set)
         self._common: dict[tuple[int, int, torch.Size], Tensor] = {}
@@ -163,7 +167,7 @@ class PerExample:
             # an input that once had another number of rows than there were examples is common to all of them, also when the numbers agree
             # (in calls of the same form: another form may have other inputs in the same places)
             for i, value in enumerate(given):
-                if not isinstance(value, Tensor) or not value.dim() or len(value) != len(self._thresholds):
+                if not isinstance(value, Tensor) or not value.dim() or len(value) != self._rows:
                     self._shared[place, form].add(i)
         leaves, structure = ([output], None) if isinstance(output, Tensor) else tree_flatten(output)
         several = sum(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves) > 1
@@ -184,8 +188,7 @@ class PerExample:
 
     def _examples_first(self, place: int, unit: Watched, output: Tensor, given: Sequence[Any]) -> Tensor:
         """The output itself, or, where it is the same for all examples (as position embeddings are), one copy of it for each."""
-        assert self._thresholds is not None
-        examples = len(self._thresholds)
+        examples = self._rows
         seen = output.shape[unit.first] if output.dim() > unit.first else 0
         if seen == examples:
             return output
@@ -201,9 +204,8 @@ class PerExample:
         """Only what is independent of the batch may stand for every example: no row that came from outside with the batch, none that was
         computed from the examples' own rows, and none that differs from step to step. (That it does not follow tokens, which have no
         gradient, is seen by the self-check.)"""
-        assert self._thresholds is not None
         outside = any(len(tensor) == 1 for tensor in self._given)
-        own = any(len(tensor) == len(self._thresholds) for tensor in self._given)
+        own = any(len(tensor) == self._rows for tensor in self._given)
         known = True
         for i, value in enumerate(trees.leaves(list(given))):
             if isinstance(value, Tensor):
@@ -212,30 +214,33 @@ class PerExample:
                 known = known and torch.equal(first, value)
         if outside or not own or not known:
             raise SartorError(
-                f"{unit.name or 'the model'} was given one row for {len(self._thresholds)} examples, and that row may be made of them: no "
+                f"{unit.name or 'the model'} was given one row for {self._rows} examples, and that row may be made of them: no "
                 "example's influence on it can be bounded. Give the model the batch that was drawn; expand what is common to all examples "
                 "(positions, a time) to one row for each."
             )
 
     @contextmanager
-    def batch(self, thresholds: Tensor) -> Iterator[None]:
-        """Opens a batch: forward passes inside are recorded, for as many examples as there are thresholds."""
-        self.open(thresholds)
+    def batch(self, thresholds: Tensor, owners: Owners | None = None) -> Iterator[None]:
+        """Opens a batch: forward passes inside are recorded, for as many examples as there are thresholds, or as the owners have rows."""
+        self.open(thresholds, owners)
         try:
             yield
         finally:
             self.close()
 
-    def open(self, thresholds: Tensor) -> None:
-        """Begin to record for a batch with these thresholds, one for each example."""
+    def open(self, thresholds: Tensor, owners: Owners | None = None) -> None:
+        """Begin to record for a batch with these thresholds, one for each example; or one for each holder of several rows."""
+        if owners is not None and len(owners) != len(thresholds):
+            raise SartorError("a batch needs one threshold for each of its holders.")
         if not bool(((thresholds >= 0) & torch.isfinite(thresholds)).all()):
             raise SartorError("a threshold must be 0 or more and finite.")
         self.close()
-        self._thresholds = thresholds
+        self._thresholds, self._owners_of_rows = thresholds, owners
+        self._rows = len(thresholds) if owners is None else owners.rows
 
     def close(self) -> None:
         """Stop recording and forget what was recorded."""
-        self._thresholds = None
+        self._thresholds, self._owners_of_rows = None, None
         self._noted.clear()
         self._given = []
         for place in list(self._hidden):
@@ -260,12 +265,12 @@ class PerExample:
         thresholds, self._thresholds = self._thresholds, None  # modules that are run again for it are not recorded
         try:
             with torch.autocast("cpu", enabled=False):
-                return self._gradients_of(rows, len(thresholds))
+                return self._gradients_of(rows, self._rows)
         finally:
             self._thresholds = thresholds
 
     def _gradients_of(self, rows: Sequence[int], examples: int) -> list[dict[str, Tensor]]:
-        entries = self._parts(dict(self._noted))
+        entries = self._parts(dict(self._noted), None)
         finite = bool(torch.isfinite(self._norms([part for _, _, part in entries], examples)).all())
         found = []
         for row in rows:
@@ -280,29 +285,44 @@ class PerExample:
             found.append(own)
         return found
 
-    def clipped_sums(self, scale: float = 1.0) -> dict[str, Tensor]:
-        """The sum over examples of the clipped gradients, by parameter; ends the batch.
+    def clipped_sums(self, scale: float | Tensor = 1.0) -> dict[str, Tensor]:
+        """The sum over holders of the clipped gradients, by parameter; ends the batch.
 
-        `scale` undoes what the loss divided by: the number of examples for a mean, 1 for a sum.
+        `scale` undoes what the loss divided by: the number of examples for a mean, 1 for a sum. One number for each holder makes, of the
+        sum of their rows, a mean.
         """
         sums, _ = self.sums_and_norms(scale)
         return sums
 
     @torch.no_grad()
-    def sums_and_norms(self, scale: float = 1.0) -> tuple[dict[str, Tensor], Tensor]:
+    def sums_and_norms(self, scale: float | Tensor = 1.0) -> tuple[dict[str, Tensor], Tensor]:
         """Clipped sums, and the norms before clipping (of private data: sensitive)."""
+        thresholds, owners, noted = self._ended()
+        # a step taken inside of an autocast block must not round norms and sums to bfloat16
+        with torch.autocast("cpu", enabled=False):
+            return self._sums_and_norms(thresholds, owners, noted, torch.as_tensor(scale, dtype=torch.float64))
+
+    @torch.no_grad()
+    def plain_sums(self) -> dict[str, Tensor]:
+        """The sum over all rows of their gradients, not clipped, by parameter (of private data: sensitive); ends the batch."""
+        _, owners, noted = self._ended()
+        one = Owners(torch.tensor([owners.rows if owners is not None else self._rows]))
+        with torch.autocast("cpu", enabled=False):
+            return self._added(self._parts(noted, one), torch.ones(1, dtype=self._precision))
+
+    def _ended(self) -> tuple[Tensor, Owners | None, dict[int, list[_Noted]]]:
         if self._thresholds is None:
             raise SartorError("no batch is open.")
         self._refuse_foreign_gradients()
-        thresholds, noted = self._thresholds, dict(self._noted)
+        thresholds, owners, noted = self._thresholds, self._owners_of_rows, dict(self._noted)
         self.close()
-        # a step taken inside of an autocast block must not round norms and sums to bfloat16
-        with torch.autocast("cpu", enabled=False):
-            return self._sums_and_norms(thresholds, noted, scale)
+        return thresholds, owners, noted
 
-    def _sums_and_norms(self, thresholds: Tensor, noted: Mapping[int, Sequence[_Noted]], scale: float) -> tuple[dict[str, Tensor], Tensor]:
+    def _sums_and_norms(
+        self, thresholds: Tensor, owners: Owners | None, noted: Mapping[int, Sequence[_Noted]], scale: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
         everyone = torch.arange(len(thresholds))
-        entries = self._parts(noted) if len(everyone) else []
+        entries = self._parts(noted, owners) if len(everyone) else []
         norms = self._norms([part for _, _, part in entries], len(thresholds)) * scale
         # a factor so small that products with it lose their digits could round up: such an example contributes nothing
         usable = torch.isfinite(norms) & (thresholds > SMALLEST_FACTOR * norms) & (thresholds > 0)
@@ -310,14 +330,18 @@ class PerExample:
             # rows that are not used must not touch the sums at all: zero times infinity is not zero
             everyone = everyone[usable]
             entries = [(place, name, self._only(noted, place, name, part, everyone)) for place, name, part in entries]
+        scale = scale[everyone] if scale.dim() else scale
         factors = scale * (1 - MARGIN) * torch.clamp(thresholds[everyone].double() / norms[everyone].clamp_min(1e-300), max=1.0)
-        factors = factors.to(self._precision)
+        return self._added(entries if len(everyone) else (), factors.to(self._precision)), norms
+
+    def _added(self, entries: Iterable[tuple[int, str, Part]], factors: Tensor) -> dict[str, Tensor]:
+        """The sum of factor times gradient, by parameter; zeros for parameters that were not used."""
         found: dict[str, Tensor] = {}
-        for _, name, part in entries if len(everyone) else ():
+        for _, name, part in entries:
             total = part.weighted(factors).reshape(self.parameters[name].shape)
             found[name] = found[name] + total if name in found else total
         unused = {name: torch.zeros_like(value, dtype=self._precision) for name, value in self.parameters.items() if name not in found}
-        return {name: unused[name] if name in unused else found[name] for name in self.parameters}, norms
+        return {name: unused[name] if name in unused else found[name] for name in self.parameters}
 
     @property
     def has_gradients(self) -> bool:
@@ -326,11 +350,11 @@ class PerExample:
 
     @torch.no_grad()
     def norms_by_parameter(self) -> dict[str, Tensor]:
-        """For each parameter that was used, each example's gradient norm (of private data: sensitive); ends the batch."""
-        noted = dict(self._noted)
+        """For each parameter that was used, each holder's gradient norm (of private data: sensitive); ends the batch."""
+        noted, owners = dict(self._noted), self._owners_of_rows
         self.close()
         with torch.autocast("cpu", enabled=False):
-            return {name: part.squared_norms.sqrt() for _, name, part in self._parts(noted)}
+            return {name: part.squared_norms.sqrt() for _, name, part in self._parts(noted, owners)}
 
     def _refuse_foreign_gradients(self) -> None:
         for name, parameter in self.parameters.items():
@@ -341,44 +365,67 @@ class PerExample:
                     "call zero_grad first."
                 )
 
-    def _parts(self, noted: Mapping[int, Sequence[_Noted]]) -> list[tuple[int, str, Part]]:
-        """Per-example gradients of every parameter that was used, with the place of the unit that they come from."""
-        found: list[tuple[int, str, Part]] = []
+    def _parts(self, noted: Mapping[int, Sequence[_Noted]], owners: Owners | None) -> list[tuple[int, str, Part]]:
+        """Gradients of every parameter that was used, of each holder (without owners: of each row), with the place of the unit that they
+        come from."""
+        found: dict[tuple[int, str], list[tuple[Bucket, Part]]] = defaultdict(list)
         summed: dict[str, Tensor] = {}
+        whole = (Bucket(1),)
         for place, unit in enumerate(self.units):
-            for made in self._calls(place, noted, None):
-                for short, part in unit.rule(made).items():
-                    name = self._full(unit, short)
-                    if not made.form:
-                        found.append((place, name, part))
-                    else:
-                        assert isinstance(part, Formed)
-                        known = summed.get(name)
-                        summed[name] = part.gradients if known is None else known + part.gradients
-        return found + [(-1, name, Formed(gradients)) for name, gradients in summed.items()]
+            row_by_row = owners is not None and not unit.adds_up
+            for bucket in whole if owners is None or row_by_row else owners.buckets:
+                calls, added = self._calls(place, noted, bucket, form=row_by_row)
+                for made in calls:
+                    for short, part in unit.rule(made).items():
+                        name = self._full(unit, short)
+                        mine = owners.summed(part) if owners is not None and row_by_row else part
+                        if not added:
+                            found[place, name].append((bucket, mine))
+                        else:
+                            assert isinstance(mine, Formed)
+                            summed[name] = _plus(summed.get(name), bucket, mine.gradients, None if owners is None else len(owners))
+        # without owners, and where rows were added up one by one, a bucket is everybody, and its part says it all
+        parts = [
+            (place, name, of[0][1] if of[0][0] is whole[0] else Bucketed(of, len(owners) if owners is not None else 0))
+            for (place, name), of in found.items()
+        ]
+        return parts + [(-1, name, Formed(gradients)) for name, gradients in summed.items()]
 
-    def _only(self, noted: Mapping[int, Sequence[_Noted]], place: int, name: str, part: Part, rows: Tensor) -> Part:
-        """The same gradients, of some examples alone. What was formed is never formed a second time: it might come out differently."""
+    def _only(
+        self, noted: Mapping[int, Sequence[_Noted]], place: int, name: str, part: Part, rows: Tensor, within: Bucket | None = None
+    ) -> Part:
+        """The same gradients, of some holders alone. What was formed is never formed a second time: it might come out differently."""
+        if isinstance(part, Bucketed):
+            there = torch.full((part.holders,), -1)  # the place of each holder among those that are kept
+            there[rows] = torch.arange(len(rows))
+            some = []
+            for bucket, of_bucket in part.parts:
+                inside = (bucket.of(there) >= 0).nonzero()[:, 0]
+                if len(inside):
+                    own = self._only(noted, place, name, of_bucket, inside, bucket)
+                    some.append((Bucket(bucket.each, bucket.of(there)[inside]), own))
+            return Bucketed(some, len(rows))
         if isinstance(part, Blocks):
             part = Formed(torch.cat(list(part.gradients)))
         if isinstance(part, Formed):
             return replace(part, gradients=part.gradients[rows], norms=None)
         if isinstance(part, Product):
             return Product(part.left[rows], part.right[rows])
-        (call,) = self._calls(place, noted, rows)
+        (call,), _ = self._calls(place, noted, (within or Bucket(1)).only(rows, len(part.squared_norms)))
         again = self.units[place].rule(call)
         return next(found for short, found in again.items() if self._full(self.units[place], short) == name)
 
-    def _calls(self, place: int, noted: Mapping[int, Sequence[_Noted]], chosen: Tensor | None) -> list[Call]:
-        """The calls of a unit as its rule reads them; many calls of a linear layer become one over as many positions."""
+    def _calls(self, place: int, noted: Mapping[int, Sequence[_Noted]], bucket: Bucket, *, form: bool = False) -> tuple[list[Call], bool]:
+        """The calls of a unit as its rule reads them, and whether what it gives for each must be added up; many calls of a linear layer
+        become one over as many positions."""
         unit, seen = self.units[place], [call for call in noted.get(place, ()) if call.gradients]
         shared = any(len(self._owners[self._full(unit, short)]) > 1 for short in unit.wanted)
-        rows = [self._row(unit, call, chosen) for call in seen]
+        rows = [self._row(unit, call, bucket) for call in seen]
         if len(rows) > 1 and isinstance(unit.module, nn.Linear) and not unit.is_general:
             joined = [[r[0][0] if r[0] else next(iter(r[1].values())) for r in rows], [r[2][0] for r in rows]]
             left, right = (torch.cat([t.reshape(len(t), -1, t.shape[-1]) for t in side], 1) for side in joined)
             rows = [((left,), {}, [right])]
-        form = shared or len(rows) > 1
+        added = shared or len(rows) > 1
         made = []
         for inputs, keywords, gradients in rows:
             own: frozenset[int] = frozenset()
@@ -386,10 +433,10 @@ class PerExample:
                 leaves, form_of_call = tree_flatten((inputs, dict(keywords)))
                 own = frozenset(range(len(leaves))) - self._shared[place, form_of_call]
             given = gradients if unit.is_general else gradients[0]
-            made.append(Call(unit.name, unit.module, unit.wanted, inputs, keywords, given, self.kernels, form, own))
-        return made
+            made.append(Call(unit.name, unit.module, unit.wanted, inputs, keywords, given, self.kernels, form or added, own, bucket.each))
+        return made, added
 
-    def _row(self, unit: Watched, call: _Noted, chosen: Tensor | None) -> tuple[tuple[Any, ...], Mapping[str, Any], list[Tensor]]:
+    def _row(self, unit: Watched, call: _Noted, bucket: Bucket) -> tuple[tuple[Any, ...], Mapping[str, Any], list[Tensor]]:
         gradients = [
             call.gradients[i] if i in call.gradients else torch.zeros_like(out, device="cpu") for i, out in enumerate(call.outputs)
         ]
@@ -406,7 +453,7 @@ class PerExample:
                 value = value.to(self._precision)
             if len(value) == 1 and examples > 1:
                 value = value.expand(examples, *value.shape[1:])
-            return value if chosen is None else value[chosen]
+            return bucket.take(value)
 
         return _mapped(place, call.inputs), _mapped(place, dict(call.keywords)), [place(g) for g in gradients]
 
@@ -418,6 +465,16 @@ class PerExample:
         for part in parts:
             total = total + part.squared_norms
         return total.sqrt()
+
+
+def _plus(known: Tensor | None, bucket: Bucket, gradients: Tensor, holders: int | None) -> Tensor:
+    """What was formed for a bucket's holders, added to what is known of all."""
+    if bucket.holders is None:
+        return gradients if known is None else known + gradients
+    assert holders is not None
+    whole = gradients.new_zeros((holders, *gradients.shape[1:]))
+    whole[bucket.holders] = gradients
+    return whole if known is None else known + whole
 
 
 def _mapped(change: Callable[[Any], Any], values: Any) -> Any:

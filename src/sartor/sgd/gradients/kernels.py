@@ -27,7 +27,7 @@ class Kernels:
 
     def choose(self, layer: str, ways: Mapping[str, Callable[[], Part]], otherwise: str, like: Tensor) -> Part:
         """The part made in the way chosen for a layer; the first time, the fastest of all (or `otherwise`, where nothing is
-        measured); `like` has a row per example."""
+        measured); `like` has a row per example, or per holder of several."""
         way = self.chosen.get(layer)
         if way is not None and way in ways:
             return ways[way]()

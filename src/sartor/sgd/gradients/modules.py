@@ -17,7 +17,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from sartor.errors import SartorError
-from sartor.sgd.gradients.registry import Rule, rule_for
+from sartor.sgd.gradients.registry import Rule, adds_up, rule_for
 from sartor.sgd.gradients.rules import general
 
 _RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
@@ -37,6 +37,11 @@ class Watched:
     def is_general(self) -> bool:
         """Whether it is run again instead of being read off its inputs."""
         return self.rule is general
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether its rule adds up rows of one holder itself."""
+        return adds_up(self.rule)
 
 
 def watched(model: nn.Module) -> list[Watched]:

@@ -1,7 +1,7 @@
 """Embeddings, without ever forming examples x vocabulary.
 
-An example's gradient has one row per distinct token: the sum of the gradients at its positions. The pairs (example, token) that occur are
-sorted out once; rows are added up per pair, norms per example.
+An example's gradient has one row per distinct token: the sum of the gradients at its positions, in all of a holder's rows. The pairs
+(example, token) that occur are sorted out once; rows are added up per pair, norms per example.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sartor.sgd.gradients.parts import Formed, Implicit, Part
 from sartor.sgd.gradients.registry import Call, rule
 
 
-@rule(nn.Embedding)
+@rule(nn.Embedding, together=True)
 def embedding(call: Call) -> dict[str, Part]:
     """weight: at each token's row the sum of its positions' gradients; the padding row learns nothing."""
     layer = cast("nn.Embedding", call.module)
-    examples, rows, width = len(call.input), layer.num_embeddings, layer.embedding_dim
+    examples, rows, width = len(call.input) // call.each, layer.num_embeddings, layer.embedding_dim
     tokens, gradient = call.input.reshape(-1), call.gradient.reshape(-1, width)
     owners = torch.arange(examples).repeat_interleave(tokens.numel() // max(examples, 1))
     if layer.padding_idx is not None:

@@ -1,4 +1,7 @@
-"""Linear layers: on one vector per example the gradient is an outer product; on many, a sum of outer products over positions."""
+"""Linear layers: on one vector per example the gradient is an outer product; on many, a sum of outer products over positions.
+
+Several rows of one holder are so many positions more.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ from sartor.sgd.gradients.parts import Formed, Implicit, Part, Product, norms_fr
 from sartor.sgd.gradients.registry import Call, rule
 
 
-@rule(nn.Linear)
+@rule(nn.Linear, together=True)
 def linear(call: Call) -> dict[str, Part]:
     """weight: sum over positions of gradient times input; bias: sum of the gradients."""
     inputs, gradient = call.input, call.gradient
-    examples = len(inputs)
+    holders = len(inputs) // call.each
     parts: dict[str, Part] = {}
-    if inputs.dim() == 2:
+    if inputs.dim() == 2 and call.each == 1:
         if "weight" in call.wanted:
             parts["weight"] = Formed(gradient[:, :, None] * inputs[:, None, :]) if call.form else Product(gradient, inputs)
         if "bias" in call.wanted:
             parts["bias"] = Formed(gradient)
         return parts
-    inputs, gradient = inputs.reshape(examples, -1, inputs.shape[-1]), gradient.reshape(examples, -1, gradient.shape[-1])
+    inputs, gradient = inputs.reshape(holders, -1, inputs.shape[-1]), gradient.reshape(holders, -1, gradient.shape[-1])
     if "weight" in call.wanted:
         parts["weight"] = _sequence(call, inputs, gradient)
     if "bias" in call.wanted:
@@ -44,4 +47,4 @@ def _sequence(call: Call, inputs: Tensor, gradient: Tensor) -> Part:
     if call.form:
         return formed()
     cheaper = "ghost" if 2 * positions * (width + height) < width * height else "formed"  # products are in float64
-    return call.kernels.choose(f"{call.name}.weight", {"formed": formed, "ghost": ghost}, cheaper, inputs)
+    return call.kernels.choose(call.named("weight"), {"formed": formed, "ghost": ghost}, cheaper, inputs)
