@@ -193,7 +193,6 @@ def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
     from sartor.sgd import Checkpoints, Evaluation, Execution, NotFinite
 
     recipe, steps = job.recipe, job.plan.steps
-    whose: dict[str, Any] = {} if job.data.ownership is None else {"ownership": job.data.ownership}
     try:
         return sartor.fit(
             job.model,
@@ -207,7 +206,7 @@ def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
             checkpoints=None if folder is None else Checkpoints(folder.checkpoint, max(1, steps // _CHECKPOINTS), resume),
             execution=Execution(max_physical_batch=job.asked.max_physical_batch),
             seed=job.asked.seed,
-            **whose,
+            ownership=job.data.ownership,
         )
     except NotFinite as stop:
         if folder is not None:
