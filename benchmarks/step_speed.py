@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -66,24 +67,45 @@ def plain(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], No
     return step
 
 
-def ours(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
-    """Sartor, from the draw on; the batch is replaced by the common one, so that all work on the same records."""
+def ours(model: nn.Module, x: torch.Tensor, y: torch.Tensor, counts: list[int] | None = None) -> Callable[[], None]:
+    """Sartor, from the draw on; the batch is replaced by the common one, so that all work on the same records.
+
+    `counts` says how many of them are of one holder, after whom comes the next.
+    """
     holders = 2 * len(x)
     budgets = sartor.Budgets.from_groups([(2.0, holders // 2), (8.0, holders // 2)], delta=1e-5)
     plan = sartor.plan(budgets, "scale", steps=100_000, batch=len(x), clip=CLIP, accountant="rdp")
     data = torch.utils.data.TensorDataset(torch.zeros(holders, 1), torch.zeros(holders))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     model, private, _ = sartor.make_private(model, optimizer, data, budgets, plan)
-    clips = torch.full((len(x),), CLIP)
+    from sartor.sgd.gradients import Owners
     from sartor.sgd.pieces import Piece
 
+    clips = torch.full((len(x) if counts is None else len(counts),), CLIP)
+    shares = None if counts is None else 1 / torch.tensor(counts, dtype=torch.float64)
+
     def step() -> None:
-        private.run.begin(Piece(private.run.steps, 0, range(len(x)), clips, True, 0))
+        owners = None if counts is None else Owners(torch.tensor(counts))
+        private.run.begin(Piece(private.run.steps, 0, range(len(x)), clips, True, 0, owners, shares))
         private.zero_grad()
         functional.cross_entropy(model(x), y).backward()
         private.step()
 
     return step
+
+
+def five_each(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    """Sartor with five records for each holder, clipped as one."""
+    whole, rest = divmod(len(x), 5)
+    return ours(model, x, y, [5] * whole + ([rest] if rest else []))
+
+
+def uneven(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    """Sartor with 1 to 9 records for each holder."""
+    draw, counts = random.Random(0), [0]
+    while sum(counts) < len(x):
+        counts.append(min(draw.randint(1, 9), len(x) - sum(counts)))
+    return ours(model, x, y, counts[1:])
 
 
 def opacus_hooks(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
@@ -138,10 +160,18 @@ def torch_func(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[
     return step
 
 
-CONTENDERS = {"plain SGD": plain, "sartor": ours, "Opacus, hooks": opacus_hooks, "Opacus, ghost": opacus_ghost, "torch.func": torch_func}
+CONTENDERS = {
+    "plain SGD": plain,
+    "sartor": ours,
+    "sartor, 5 records each": five_each,
+    "sartor, 1 to 9 each": uneven,
+    "Opacus, hooks": opacus_hooks,
+    "Opacus, ghost": opacus_ghost,
+    "torch.func": torch_func,
+}
 
 
-def measure(network: str, repeats: int) -> dict[str, float | None]:
+def measure(network: str, repeats: int, contenders: Collection[str]) -> dict[str, float | None]:
     """Best seconds per step of each contender."""
     make, batch = NETWORKS[network]
     x, y = batch()
@@ -149,8 +179,8 @@ def measure(network: str, repeats: int) -> dict[str, float | None]:
     start = make().state_dict()
     steps: dict[str, Callable[[], None]] = {}
     best: dict[str, float | None] = {}
-    for name, contender in CONTENDERS.items():
-        model = make()
+    for name in contenders:
+        contender, model = CONTENDERS[name], make()
         model.load_state_dict(start)
         try:
             step = contender(model, x, y)
@@ -167,7 +197,7 @@ def measure(network: str, repeats: int) -> dict[str, float | None]:
             step()
             seconds = time.perf_counter() - begin
             best[name] = min(best.get(name) or seconds, seconds)
-    return {name: best.get(name) for name in CONTENDERS}
+    return {name: best.get(name) for name in contenders}
 
 
 def peak(network: str, contender: str) -> float | None:
@@ -198,6 +228,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=NETWORKS, action="append")
+    parser.add_argument("--contender", choices=CONTENDERS, action="append", help="besides plain SGD; all of them, unless given")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -207,12 +238,13 @@ def main() -> None:
     if asked.peak_of:
         print(_own_peak(*asked.peak_of.split("|")))
         return
+    names = ["plain SGD", *(name for name in asked.contender or list(CONTENDERS)[1:] if name != "plain SGD")]
     rows = []
     for network in asked.only or NETWORKS:
-        seconds = measure(network, asked.repeats)
+        seconds = measure(network, asked.repeats, names)
         base = seconds["plain SGD"]
         assert base is not None
-        memory = {name: peak(network, name) if asked.memory else None for name in CONTENDERS}
+        memory = {name: peak(network, name) if asked.memory else None for name in names}
         rows.append(
             {
                 "network": network,
@@ -225,11 +257,11 @@ def main() -> None:
         print(json.dumps(rows, indent=2))
         return
     table = Table(title=f"a step, as a multiple of a plain SGD step ({torch.get_num_threads()} threads)")
-    for column in ("network", "plain SGD", *list(CONTENDERS)[1:]):
+    for column in ("network", *names):
         table.add_column(column, justify="right")
     for row in rows:
         cells = [f"{row['milliseconds']['plain SGD']:.1f} ms"]  # type: ignore[index]
-        for name in list(CONTENDERS)[1:]:
+        for name in names[1:]:
             ratio, size = row["ratio"][name], row["megabytes"][name]  # type: ignore[index]
             cells.append("-" if ratio is None else f"{ratio:.2f}" + (f" ({size:.0f} MB)" if size is not None else ""))
         table.add_row(str(row["network"]), *cells)

@@ -24,6 +24,7 @@ KEYS = {
     "label_accuracy",
     "student_accuracy",
     "teachers",
+    "holders",
     "bound",
     "sensitive",
     "private",
@@ -47,6 +48,7 @@ def test_every_variant_labels_and_keeps_every_budget(run, variant):
     assert 0 <= found["student_accuracy"] <= 1
     assert found["teachers"] == (16 if variant == "upsample" else 8)
     assert [group["holders"] for group in found["groups"]] == [719, 718]
+    assert found["holders"] == 1437
     for group, allowed in zip(found["groups"], (20, 60), strict=True):
         assert group["epsilon"] == allowed
         assert 0 < group["spent"] <= allowed

@@ -590,20 +590,20 @@ def test_nodes_that_do_not_declare_are_refused_where_that_was_asked(tmp_path):
     assert len(strategy.ledger.keys) == 12
 
 
-def test_two_nodes_that_disagree_under_one_key_take_no_part(tmp_path):
+def test_two_nodes_under_one_key_take_no_part_whether_they_agree_or_not(tmp_path):
     nodes = {i: node(i, moves(), epsilon=2.0 + i % 2, delta=1e-3) for i in range(12)}
     nodes[50] = node(3, moves(), epsilon=80.0, delta=1e-3)  # somebody claims to be client 3
     nodes[51] = node(4, moves(), epsilon=2.0, delta=1e-3)  # and client 4 has two nodes
     grid = LocalGrid(nodes)
     strategy = PrivateFedAvg(
-        str(tmp_path), StrategySettings(rounds=2, per_round=11, min_clients=11, wait=0.2, scheme="uniform", accountant="rdp")
+        str(tmp_path), StrategySettings(rounds=2, per_round=10, min_clients=10, wait=0.2, scheme="uniform", accountant="rdp")
     )
     strategy.start(grid, record())
-    assert len(strategy.ledger.keys) == 11
+    assert len(strategy.ledger.keys) == 10
     assert strategy.ledger.client("key 3") is None
+    assert strategy.ledger.client("key 4") is None
     asked = [message.metadata.dst_node_id for message in grid.sent if message.metadata.message_type == "train"]
-    assert not {3, 50} & set(asked)
-    assert sorted(set(asked)) == [0, 1, 2, *range(5, 12), 51]
+    assert sorted(set(asked)) == [0, 1, 2, *range(5, 12)]
 
 
 def test_too_few_clients_and_impossible_plans_stop_before_anything_is_written(tmp_path):

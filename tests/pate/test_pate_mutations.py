@@ -1,5 +1,6 @@
 """Faults put into PATE on purpose: each must be caught by a check that the tests beside this one run."""
 
+import dataclasses
 import importlib
 
 import numpy as np
@@ -161,6 +162,87 @@ def test_a_duplicate_inside_one_teacher_is_caught(monkeypatch):
 
     monkeypatch.setattr(placing, "Partition", twice)
     assert not ensembles.no_teacher_sees_a_record_twice()
+
+
+def test_records_placed_by_record_instead_of_by_holder_are_caught(monkeypatch):
+    assert ensembles.records_go_where_their_holder_goes()
+    right = placing.partition
+
+    def by_record(found, budgets, key=None, *, ownership=None, holders=None):
+        if ownership is None:
+            return right(found, budgets, key, holders=holders)
+        place = ownership.of_record
+        return right(found, sartor.Budgets(budgets.epsilon[place], delta=budgets.delta[place], reserve=budgets.reserve), key)
+
+    monkeypatch.setattr(placing, "partition", by_record)
+    assert not ensembles.records_go_where_their_holder_goes()
+
+
+@pytest.mark.parametrize("variant", ["standard", "upsample", "weight", "vanish"])
+def test_a_holder_split_across_teachers_is_caught(monkeypatch, variant):
+    """The last record of all goes elsewhere among its group's teachers, and no teacher has it twice."""
+    assert ensembles.records_go_where_their_holder_goes(variant)
+    right = placing.Partition
+
+    def split(teachers, rows, of_row):
+        if rows.max() == 89:  # one record of each
+            return right(teachers, rows, of_row)
+        of_row = of_row.copy()
+        own = np.flatnonzero(rows == rows.max())
+        # a neighbour that does not have it yet; at an end of the group's teachers, the one on the other side
+        of_row[own[-1]] = next(t for t in (of_row[own[-1]] + 1, of_row[own[-1]] - 1) if 0 <= t < teachers and t not in of_row[own])
+        return right(teachers, rows, of_row)
+
+    monkeypatch.setattr(placing, "Partition", split)
+    assert not ensembles.records_go_where_their_holder_goes(variant)
+
+
+def test_the_records_of_a_holder_shared_out_over_their_teachers_are_caught(monkeypatch):
+    """As many records in all, and every teacher among the holder's own, but not all with each."""
+    right = placing.Partition
+
+    def shared(teachers, rows, of_row):
+        if rows.max() == 89:
+            return right(teachers, rows, of_row)
+        once = np.append(True, rows[1:] != rows[:-1])
+        return right(teachers, rows[once], of_row[once])
+
+    monkeypatch.setattr(placing, "Partition", shared)
+    assert not ensembles.records_go_where_their_holder_goes()
+
+
+OWNED = [kept_ensembles.OWNERS, kept_ensembles.SHUFFLED]  # several records of each, and one, so that no number differs
+
+
+@pytest.mark.parametrize("owners", OWNED)
+@pytest.mark.parametrize("quietly", [False, True])
+def test_an_ownership_that_is_forgotten_on_reopening_is_caught(monkeypatch, tmp_path, quietly, owners):
+    assert kept_ensembles.an_ensemble_goes_on_with_its_ownership(tmp_path / "right", owners)
+    right = folder.EnsembleFolder.__init__
+
+    def forgetful(self, path):
+        right(self, path)
+        self.ownership = None
+        if quietly:  # also of how many records there are
+            self.plan = dataclasses.replace(self.plan, records=None)
+
+    monkeypatch.setattr(folder.EnsembleFolder, "__init__", forgetful)
+    assert not kept_ensembles.an_ensemble_goes_on_with_its_ownership(tmp_path / "wrong", owners)
+
+
+@pytest.mark.parametrize("owners", OWNED)
+def test_an_ownership_that_is_not_written_is_caught(monkeypatch, tmp_path, owners):
+    right = folder.EnsembleFolder.create.__func__
+    bare = classmethod(lambda cls, *given, ownership, **more: right(cls, *given, **more))
+    monkeypatch.setattr(folder.EnsembleFolder, "create", bare)
+    assert not kept_ensembles.an_ensemble_goes_on_with_its_ownership(tmp_path / "wrong", owners)
+
+
+@pytest.mark.parametrize("owners", OWNED)
+def test_teachers_taught_without_the_ownership_are_caught(monkeypatch, tmp_path, owners):
+    right = folder.partition
+    monkeypatch.setattr(folder, "partition", lambda found, people, key, **_: right(dataclasses.replace(found, records=None), people, key))
+    assert not kept_ensembles.an_ensemble_goes_on_with_its_ownership(tmp_path / "wrong", owners)
 
 
 def test_a_second_aggregation_that_is_not_charged_is_caught(monkeypatch, tmp_path):

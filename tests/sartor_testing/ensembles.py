@@ -38,6 +38,17 @@ def populations(draw, most_groups=6):
     return budgets, draw(st.integers(1, min(14, len(budgets))))
 
 
+@st.composite
+def lent(draw, budgets):
+    """Whose each record is: of most holders a few, of some very many, in a random order."""
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    most = draw(st.sampled_from([1, 3, 8]))
+    counts = rng.integers(1, most + 1, len(budgets))
+    if draw(st.booleans()):
+        counts[rng.integers(len(budgets))] = 200
+    return sartor.Ownership(rng.permutation(np.repeat(np.arange(len(budgets)), counts)), len(budgets))
+
+
 def made(budgets, variant, teachers, **options):
     """A plan; ensembles for which no duplicates can be found are passed over."""
     options = {"precision": 0.3, "aggregator": GNMax(noise=3.0), **options}
@@ -174,4 +185,21 @@ def no_teacher_sees_a_record_twice(variant="upsample"):
     return all(
         len(own) == len(set(own)) == found.duplicates[group] and found.begin[group] <= min(own) <= max(own) < found.end[group]
         for own, group in zip(reference.teachers_of(placed, len(budgets)), found.groups_of(budgets), strict=True)
+    )
+
+
+def records_go_where_their_holder_goes(variant="upsample", budgets=None, found=None, owners=None):
+    """Whether every record is with as many different teachers as planned, and all of a holder's are with the teachers that the holder
+    would have with one record: those alone can change with the holder."""
+    if budgets is None:
+        budgets = sartor.Budgets.from_groups([(1.0, 40), (2.0, 30), (3.0, 20)], delta=1e-5)
+        found = plan(budgets, variant, teachers=12, aggregator=GNMax(noise=3.0))
+        owners = sartor.Ownership(np.random.default_rng(1).permutation(np.repeat(np.arange(90), np.arange(90) % 4 + 1)), 90)
+    expected = reference.teachers_of(placing.partition(found, budgets, b"key"), len(budgets))
+    placed = placing.partition(found, budgets, b"key", ownership=owners)
+    own = reference.teachers_of(placed, len(owners))
+    wanted = found.duplicates[found.groups_of(budgets)]
+    return all(
+        own[record] == expected[holder] and len(set(own[record])) == wanted[holder]
+        for record, holder in enumerate(owners.of_record.tolist())
     )

@@ -5,16 +5,23 @@ import io
 import os
 
 import numpy as np
+import torch
+from torch.utils.data import TensorDataset
 
 import sartor
 from sartor.errors import SartorError
 from sartor.pate.aggregators import GNMax
 from sartor.pate.build import plan
 from sartor.pate.folder import EnsembleFolder
+from sartor.pate.partition import partition
 from sartor.run.stream import Stream
 from sartor_testing.ensembles import holders_within_budget, random_votes
 
 PEOPLE = sartor.Budgets.from_groups([(1.0, 50), (2.0, 30), (4.0, 20)], delta=1e-5)
+
+OWNERS = sartor.Ownership(np.random.default_rng(5).permutation(np.repeat(np.arange(100), np.arange(100) % 3 + 1)), 100)
+SHUFFLED = sartor.Ownership(np.random.default_rng(6).permutation(100), 100)
+RECORDS = TensorDataset(torch.arange(len(OWNERS)).float()[:, None], torch.zeros(len(OWNERS), dtype=torch.int64))
 
 
 def saved(path, variant="weight", queries=200, noise=30.0):
@@ -85,3 +92,43 @@ class Transcript:
 
     def __init__(self, asked, answered, weights):
         self.asked, self.answered, self.weights = asked, answered, weights
+
+
+class Listening:
+    """Teachers that note the records which they are given, all vote for class 0, and may stop half-way."""
+
+    seed = 1
+
+    def __init__(self, stop=None):
+        self.heard, self.stop = {}, stop
+
+    def settings(self, dataset, queries):
+        return {}
+
+    def taught(self, dataset, slices, queries, seed, done=()):
+        for number in (number for number in range(len(slices)) if number not in done):
+            if number == self.stop:
+                raise InterruptedError
+            self.heard[number] = slices[number].tolist()
+            yield number, np.zeros(len(queries), np.int16), {}
+
+
+def an_ensemble_goes_on_with_its_ownership(path, owners=OWNERS):
+    """Whether a folder that is opened again knows whose each record is, teaches the rest by it, and refuses to go on by another."""
+    found = plan(PEOPLE, "upsample", teachers=10, aggregator=GNMax(noise=30.0))
+    first, second, queries = Listening(stop=6), Listening(), torch.zeros(5, 1)
+    records = TensorDataset(*(tensor[: len(owners)] for tensor in RECORDS.tensors))
+    try:
+        with contextlib.suppress(InterruptedError):
+            EnsembleFolder.create(path, found, PEOPLE, ownership=owners, key=b"key").teach(first, records, queries, 3)
+        back = EnsembleFolder(path)
+        back.teach(second, records, queries, 3)
+        back.check_same(found, PEOPLE, owners)
+    except SartorError:
+        return False
+    for other in (None, sartor.Ownership(owners.of_record[::-1], 100)):
+        with contextlib.suppress(SartorError):
+            back.check_same(found, PEOPLE, other)
+            return False
+    expected = partition(found, PEOPLE, b"key", ownership=owners).slices()
+    return back.ownership == owners and {**first.heard, **second.heard} == {n: rows.tolist() for n, rows in enumerate(expected)}

@@ -7,12 +7,14 @@ part: any default could be more than it meant to allow.
 Guarantee: a budget outside of the server's limits changes nothing for anybody else: not the plan, and not what others get who declare none.
 Proof: each declaration is held against the limits by itself, before there is a plan; one that lies outside is left out of all that follows.
     So nobody learns of the others' budgets from being left out, and no number of clients can have another one left out.
-Breaks if: the limits are so wide that budgets within them have no plan together; see `Limits`.
+Breaks if: the limits are so wide that budgets within them have no plan together; see `Limits`. A key is what tells clients apart: whoever
+    declares another's leaves both out, since nobody knows whose it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +22,13 @@ import numpy as np
 
 from sartor.budgets import Budgets, Policy, is_public
 from sartor.errors import SartorError
+from sartor.names import alike
+
+DECLARED_TWICE = (
+    "the key of this client was declared more than once, and a key is one client's, so nobody takes part under it: give every node a key "
+    "of its own, or stop all but one of them."
+)
+"""What every node is told that declares a key which another declares, too."""
 
 Undeclared = Literal["strictest", "refuse"]
 Budget = tuple[float, float]
@@ -86,7 +95,8 @@ def enrol(
 ) -> Enrolled:
     """Budgets from what clients declared by key: `{"level": ...}` or `{"epsilon": ..., "delta": ...}`.
 
-    `delta` is for clients that declare an epsilon alone. Who lies outside of the `limits`, the usual ones unless given, takes no part.
+    `delta` is for clients that declare an epsilon alone. Who lies outside of the `limits`, the usual ones unless given, takes no part, and
+    neither do clients whose keys differ only in spaces, case or the way a number is written: both may be one.
 
     >>> found = enrol({"a": {"epsilon": 1.0}, "b": {"epsilon": 2.0}, "c": {}, "d": {"epsilon": 1e-3}}, delta=1e-5)
     >>> dict(zip(found.keys, found.budgets.epsilon.tolist()))
@@ -95,7 +105,8 @@ def enrol(
     if undeclared not in ("strictest", "refuse"):
         raise SartorError(f'clients without a budget get the "strictest" or are refused ("refuse"), not "{undeclared}".')
     limits = limits or Limits()
-    keys = sorted(declared)
+    twice = may_be_one(declared)
+    keys = sorted(declared.keys() - twice)
     said = {key: budget_of(declared[key], policy, delta) for key in keys}
     found = {key: budget for key, budget in said.items() if budget is not None and limits.hold(budget)}
     if not found:
@@ -112,7 +123,19 @@ def enrol(
         reserve=reserve,
     )
     refused = {key: refusal(declared[key], policy, delta, limits) for key in keys if key not in found}
+    refused |= dict.fromkeys(sorted(twice), DECLARED_TWICE)
     return Enrolled(tuple(kept), budgets, {key: why for key, why in refused.items() if why is not None})
+
+
+def may_be_one(keys: Iterable[str]) -> set[str]:
+    """The keys that differ from another only in spaces, case or the way a number is written: budgets have one way to write a name.
+
+    >>> sorted(may_be_one(["ward 7", "Ward  7", "ward 8"]))
+    ['Ward  7', 'ward 7']
+    """
+    how = {key: alike(key) for key in keys}
+    often = Counter(how.values())
+    return {key for key, one in how.items() if often[one] > 1}
 
 
 def refusal(declared: Mapping[str, Any], policy: Policy | None, delta: float | None, limits: Limits) -> str | None:

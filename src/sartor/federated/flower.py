@@ -9,9 +9,11 @@
 
 Guarantee: that of `sartor.federated.plan`, for every client by its key, with charges as in `sartor.federated.ledger`. Who was drawn, which
     client failed and what clients measured are neither logged nor returned.
-Breaks if: somebody else speaks under a client's key: they take its part and are sent its account (use Flower's authentication of SuperNodes
-    where nodes are not trusted); the server or its log of messages is open to others: it sees every update, as in all central differential
-    privacy; clients are told apart by how long a round takes.
+    A key that two nodes declare at once is nobody's: neither is asked, nor sent an account, and both are told why.
+Breaks if: somebody else speaks under a client's key: while the client is away they take its part and are sent its account, and while it is
+    there they keep it from taking part (use Flower's authentication of SuperNodes where nodes are not trusted); the server or its log of
+    messages is open to others: it sees every update, as in all central differential privacy; clients are told apart by how long a round
+    takes.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from numpy.typing import NDArray
 from sartor.confidential import FEWEST
 from sartor.errors import SartorError
 from sartor.federated.client import ACCOUNT, ENROL, RECORD, REFUSED, client_mod, private
-from sartor.federated.enrolment import budget_of, declares
+from sartor.federated.enrolment import DECLARED_TWICE, budget_of, declares, may_be_one
 from sartor.federated.ledger import Ledger
 from sartor.federated.nodes import ANSWER, POLL, Nodes
 from sartor.federated.plan import FederatedPlan
@@ -115,6 +117,7 @@ class PrivateFedAvg(Strategy):
         arrays = {name: array.numpy() for name, array in initial_arrays.items()}
         self._optimizer = self.settings.server(arrays)
         self._nodes = Nodes()
+        self._told: dict[str, list[int]] = {}  # of the keys that are declared twice, the nodes that know it
         if Ledger.is_in(self.folder):
             self._ledger = Ledger(self.folder)
             self._check_same(self._ledger, arrays)
@@ -150,10 +153,12 @@ class PrivateFedAvg(Strategy):
         declared: dict[str, Mapping[str, Any]] = {}
         disputed: set[str] = set()
         while True:
-            for key, answer in self._nodes.ask(grid, set(grid.get_node_ids()), end, patient=True):
-                if declared.setdefault(key, answer) != answer:  # two nodes under one key are one client; if they disagree, nobody's
+            there = set(grid.get_node_ids())
+            for key, answer in self._nodes.ask(grid, there, end, patient=True):
+                if declared.setdefault(key, answer) != answer:  # by one node after another, too: nobody knows which of them holds
                     disputed.add(key)
-            agreed = {key: answer for key, answer in declared.items() if key not in disputed}
+            twice = disputed | self._nodes.declared_twice(there).keys() | may_be_one(declared)
+            agreed = {key: answer for key, answer in declared.items() if key not in twice}
             # nobody's answer can keep the server from waiting for others: it enrols once there is somebody to take
             late, known = time.monotonic() > end, any(self.settings.refusal(answer) is None for answer in agreed.values())
             found = self.settings.enrol(agreed) if known and (late or len(agreed) >= self.settings.min_clients) else None
@@ -161,14 +166,14 @@ class PrivateFedAvg(Strategy):
                 break
             if late:
                 refused = {key: self.settings.refusal(answer) for key, answer in agreed.items()} if found is None else found.refused
-                self._refuse(grid, refused)
+                self._refuse(grid, {**refused, **dict.fromkeys(twice, DECLARED_TWICE)})
                 raise SartorError(
                     f"only {0 if found is None else len(found.keys)} of {self.settings.min_clients} required clients enrolled within "
                     f"{self.settings.wait:g} s: {_number(refused)} others declared no acceptable budget ({self.settings.limits}), "
-                    f"and {_number(disputed)} keys were declared twice with different budgets."
+                    f"and {_number(twice)} keys were declared twice, so that nobody takes part under them."
                 )
             time.sleep(POLL)
-        self._refuse(grid, found.refused)
+        self._refuse(grid, {**found.refused, **dict.fromkeys(twice, DECLARED_TWICE)})
         if self._plan is not None:
             self._plan.accounted.groups_of(found.budgets)  # refuses others than it was made for
         made = self.settings.plan(found.budgets) if self._plan is None else self._plan
@@ -181,11 +186,11 @@ class PrivateFedAvg(Strategy):
 
     def _refuse(self, grid: Grid, refused: Mapping[str, str | None]) -> None:
         """Tell every client that takes no part why, and nobody else; what cannot be told is no reason not to go on."""
-        nodes = self._nodes.speaking(set(grid.get_node_ids()))
+        nodes = self._nodes.declaring(set(grid.get_node_ids()))
         told = [
-            Message(RecordDict({RECORD: ConfigRecord({"why": str(why)})}), dst_node_id=nodes[key], message_type=REFUSED)
+            Message(RecordDict({RECORD: ConfigRecord({"why": str(why)})}), dst_node_id=node, message_type=REFUSED)
             for key, why in refused.items()
-            if key in nodes
+            for node in nodes.get(key, ())
         ]
         try:
             self._deliver(grid, told)
@@ -198,11 +203,18 @@ class PrivateFedAvg(Strategy):
             list(grid.send_and_receive(messages, timeout=min(self.settings.wait, ANSWER + len(messages) * POLL)))
 
     def _link(self, grid: Grid, there: set[int], end: float, *, patient: bool) -> None:
-        """Ask nodes that were not there before who they are; a client that now allows less than before is not asked any more."""
+        """Ask nodes that were not there before who they are.
+
+        A client that now allows less than before is not asked any more, and under a key that another node declares, too, nobody is: who
+        speaks for a client that is planned cannot be replaced by saying so.
+        """
         for key, answer in self._nodes.ask(grid, there, end, patient=patient):
             client = self.ledger.client(key)
             if client is not None:
                 self._still_allows(client, answer)
+        twice = {key: nodes for key, nodes in self._nodes.declared_twice(there).items() if self.ledger.client(key) is not None}
+        self._refuse(grid, {key: DECLARED_TWICE for key, nodes in twice.items() if set(nodes) - set(self._told.get(key, ()))})
+        self._told = twice
 
     def _still_allows(self, client: int, answer: Mapping[str, Any]) -> bool:
         """Whether a client allows what it is planned for.
@@ -247,8 +259,8 @@ class PrivateFedAvg(Strategy):
         self._round = Round(ledger.plan, self._sampler.draw(number), self._model, self._clip)
         self._token = secrets.token_hex(16)
         drawn = (client for client in self._round.drawn if client not in ledger.withdrawn)
-        speaking = ((self._nodes.of(ledger.keys[client]), client) for client in drawn)
-        self._asked = {node: client for node, client in speaking if node in there}
+        nodes = self._nodes.speaking(there)
+        self._asked = {nodes[ledger.keys[client]]: client for client in drawn if ledger.keys[client] in nodes}
         settings = ConfigRecord({**config, "server-round": number + 1})
         content = RecordDict({"arrays": self._record(), "config": settings})
         return [Message(content, dst_node_id=node, message_type=MessageType.TRAIN, group_id=self._token) for node in self._asked]

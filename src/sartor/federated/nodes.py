@@ -1,4 +1,8 @@
-"""Which node of Flower speaks for which client, by what nodes say when they are asked; numbers of nodes mean nothing beyond that."""
+"""Which node of Flower speaks for which client, by what nodes say when they are asked; numbers of nodes mean nothing beyond that.
+
+Guarantee: a client is spoken for by one node at most, and by none of several that declare its key while they are there: nobody is merged
+    with another or takes its place.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +21,32 @@ POLL, ANSWER = 0.5, 30.0  # seconds between looks for nodes, and for a node to s
 
 
 class Nodes:
-    """The nodes that have said who they are. A client speaks through the node that said so last, and a node for one client."""
+    """The nodes that have said who they are. A node speaks for the client whose key it declared last, if no other node that is there does.
+
+    A node that was started again has another number. It speaks once the one before it is gone: until then nobody can tell it from a second
+    node under the same key.
+    """
 
     def __init__(self) -> None:
-        self._node_of: dict[str, int] = {}
         self._key_of: dict[int, str] = {}
         self._heard: set[int] = set()
         self._silent: dict[int, tuple[int, int]] = {}  # how often in vain, and at which look again
         self._looks = 0
 
-    def of(self, key: str) -> int | None:
-        """The node through which a client speaks."""
-        return self._node_of.get(key)
+    def declaring(self, there: set[int]) -> dict[str, list[int]]:
+        """The keys that these nodes declare, and which of them declare each."""
+        found: dict[str, list[int]] = {}
+        for node in sorted(there & self._key_of.keys()):
+            found.setdefault(self._key_of[node], []).append(node)
+        return found
 
     def speaking(self, there: set[int]) -> dict[str, int]:
         """Whoever speaks through one of these nodes, and through which."""
-        return {key: node for key, node in self._node_of.items() if node in there}
+        return {key: nodes[0] for key, nodes in self.declaring(there).items() if len(nodes) == 1}
+
+    def declared_twice(self, there: set[int]) -> dict[str, list[int]]:
+        """The keys that several of these nodes declare, and which: nobody speaks under them."""
+        return {key: nodes for key, nodes in self.declaring(there).items() if len(nodes) > 1}
 
     def ask(self, grid: Grid, there: set[int], end: float, *, patient: bool) -> list[tuple[str, dict[str, Any]]]:
         """Key and declaration of every node that has not said so since it is there; those without a key are left out.
@@ -60,13 +74,9 @@ class Nodes:
             self._silent.pop(node, None)
             answer = dict(reply.content.config_records.get(RECORD, {}))
             key = str(answer.pop("key", ""))
-            if key:
-                self._speaks(node, key)
+            if key.strip():
+                self._key_of[node] = key
                 found.append((key, answer))
+            else:
+                self._key_of.pop(node, None)
         return found
-
-    def _speaks(self, node: int, key: str) -> None:
-        before = self._key_of.get(node)
-        if before is not None and self._node_of.get(before) == node:
-            del self._node_of[before]
-        self._key_of[node], self._node_of[key] = key, node

@@ -8,11 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sartor.errors import SartorError
+from sartor.names import alike
 
 Rows = NDArray[np.int64]
 Labels = NDArray[np.integer]
@@ -88,9 +90,21 @@ def _taken(rng: np.random.Generator, shares: NDArray[np.float64], left: list[lis
     return rows
 
 
-def by_owner(owner: NDArray[np.integer]) -> list[Rows]:
-    """The rows of each owner (a writer, a patient), in the order of the owners' names."""
-    _, places = np.unique(owner, return_inverse=True)
+def by_owner(owner: NDArray[Any]) -> list[Rows]:
+    """The rows of each owner (a writer, a patient), in the order of the owners' names.
+
+    Owners who differ only in spaces, case or the way a number is written are refused: one person would be two clients, with two budgets.
+    """
+    found, places = np.unique(owner, return_inverse=True)
+    names = ["" if name != name else str(name).strip() for name in found.tolist()]
+    if not all(names):
+        raise SartorError("some rows have no owner: leave them out, or say whose they are.")
+    twice = len(names) - len(set(map(alike, names)))
+    if twice:
+        raise SartorError(
+            f"{twice} of {len(names)} owners differ from another only in spaces, case or the way a number is written, so both may be one "
+            "client: write every owner in one way."
+        )
     order = np.argsort(places, kind="stable").astype(np.int64)
     return np.split(order, np.cumsum(np.bincount(places))[:-1])
 

@@ -119,7 +119,8 @@ class PateAccount:
     def to_json(self) -> dict[str, Any]:
         """This account as a JSON document; groups of fewer than ten holders are merged, and show the most that they allow as spend.
 
-        Where some are, the other groups show their sensitivity with one digit and their spend as a range.
+        Where some are, the other groups show their sensitivity with one digit and their spend as a range. It counts holders, and in all,
+        where the plan knows it, records; how many one holder, group or teacher has is not shown.
         """
         plan, view, spent = self.plan, self.plan.view, self.spent
         groups = [
@@ -137,6 +138,7 @@ class PateAccount:
             "sensitive": self.sensitive,
             "private": self.private,
             "relation": plan.relation.name,
+            **plan.counted,
             "groups": groups,
         }
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from sartor.budgets import Budgets, spendable
 from sartor.errors import SartorError
+from sartor.ownership import Ownership
 from sartor.pate import aggregators
 from sartor.pate.aggregators import Confident, GNMax
 from sartor.pate.costs import Accountant
-from sartor.pate.plan import PatePlan, whole
+from sartor.pate.plan import PatePlan, records_of, whole
 from sartor.pate.variants import find
 from sartor.pate.variants.request import Request
 
@@ -26,13 +27,17 @@ def plan(
     precision: float = 0.05,
     power: float = 2.0,
     most_teachers: int | None = None,
+    ownership: Ownership | None = None,
 ) -> PatePlan:
     """Treat people in an ensemble of `teachers` by their budgets.
 
     Sensitivities follow the epsilons, as in the paper; with `tune` they follow what a budget really allows, so that all groups run out
     together, and upsampling looks for the duplicates under which voting lasts longest. `precision` is how far a ratio of duplicates
     may be from the ratio of budgets; `power` is that of vanishing's participation (ignored with `tune`). Upsampling keeps the number
-    of records per teacher, so it makes more teachers than asked; `most_teachers` (default: eight times as many) is its limit.
+    of holders per teacher, so it makes more teachers than asked; `most_teachers` (default: eight times as many) is its limit.
+
+    Plans count holders, never records: there are no more teachers than holders. `ownership` says whose the records are, so that plan and
+    accounts know how many there are in all; nothing else of the plan follows from it.
 
     >>> import sartor
     >>> people = sartor.Budgets.from_shares([1, 2, 3], [0.34, 0.43, 0.23], holders=60_000, delta=1e-5, seed=1)
@@ -48,6 +53,7 @@ def plan(
         raise SartorError("an aggregator is GNMax, Confident or Interactive.")
     if not (isinstance(precision, Real) and 0 <= precision < np.inf and isinstance(power, Real) and 0 <= power < np.inf):
         raise SartorError("precision and power must be numbers of 0 or more.")
+    records = records_of(budgets, ownership)
     groups = budgets.groups
     if np.any(np.isinf(groups.epsilon)):
         raise SartorError("public records (infinite epsilon) need no teacher: leave them out here, and give them to the student.")
@@ -82,4 +88,5 @@ def plan(
         weight=np.broadcast_to(found.weight, count),
         taking_part=np.broadcast_to(found.taking_part, count),
         reserve=budgets.reserve,
+        records=records,
     )

@@ -5,15 +5,16 @@ each. So what is kept on a disk is kept in one place and leaves it in one way: `
 labels out, and asks nothing that the budgets do not cover after all that was asked before. The folder is for its owner alone (0700), and
 nothing of the ensemble is ever written outside of it:
 
-    ensemble.json   the key of the places, everyone's name and budget, the plan
-    teaching.json   fingerprints of settings, data and queries, and the seed of the teachers
+    ensemble.json   the key of the places, everyone's name and budget, whose each record is, the plan
+    teaching.json   fingerprints of settings, data, ownership and queries, and the seed of the teachers
     teacher-*       finished teachers: votes and weights
     votes           the votes of all teachers
     charge-*        what was released, and what it cost (`charges`); `charged` counts them
     lock            held while something is written
 
 Guarantee: whatever is aggregated from one folder by the data-independent bound, one after another or at once, through kills at any moment,
-    in all keeps everyone's budget. Whoever goes on with it has the same people at the same teachers, under the same plan.
+    in all keeps everyone's budget. Whoever goes on with it has the same people, with the same records, at the same teachers, under the same
+    plan.
 Proof: `charges` for the account. Everything else is written once; teachers, votes and charges prove where they belong (`sealed`), and what
     is to be taught is compared with what was. Parts of files that a kill left are removed when the folder is opened next.
 Breaks if: the folder is copied, or put back to what it was; the same people are taught in a second folder: each folder knows its own
@@ -28,6 +29,7 @@ import operator
 import os
 import re
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +40,12 @@ from sartor.budgets import Budgets
 from sartor.documents import read_json
 from sartor.errors import Infeasible, SartorError
 from sartor.numbers import from_json_number, to_json_number
+from sartor.ownership import Ownership
 from sartor.pate import sealed
 from sartor.pate.account import Bound, PateAccount
 from sartor.pate.charges import Charge, Charges
 from sartor.pate.costs import Accountant
-from sartor.pate.partition import partition
+from sartor.pate.partition import check_owners, partition
 from sartor.pate.plan import PatePlan, whole
 from sartor.pate.publish import Published, published
 from sartor.pate.voting import Labels, aggregate, checked_votes
@@ -95,16 +98,34 @@ class EnsembleFolder:
                     reserve=people["reserve"],
                 )
                 self.plan.groups_of(self.budgets)
+                # folders of earlier versions say nothing of it, as those in which every holder has the one record of their place
+                owners = document.get("ownership")
+                self.ownership = None if owners is None else Ownership(owners, len(self.budgets))
+                _check_records(self.plan, self.budgets, self.ownership)
             except (KeyError, TypeError, ValueError, AttributeError):
                 raise SartorError(f"{self.path} holds no ensemble that can be read.") from None
             self._charges = Charges(self.path, self._secret, self.plan)
             self._charges.read(held)
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], plan: PatePlan, budgets: Budgets, *, key: bytes | None = None) -> EnsembleFolder:
-        """Begin an ensemble of these people in a new or empty folder; without a key of their places, one is drawn."""
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        plan: PatePlan,
+        budgets: Budgets,
+        *,
+        ownership: Ownership | None = None,
+        key: bytes | None = None,
+    ) -> EnsembleFolder:
+        """Begin an ensemble of these people in a new or empty folder; without a key of their places, one is drawn.
+
+        `ownership` says whose each record is, and is kept with the people; without it every holder has one record, in the order of the
+        budgets. A plan that did not know how many records there are does so in the folder.
+        """
         folder = Path(os.path.realpath(path))
         plan.groups_of(budgets)
+        _check_records(plan, budgets, ownership)
+        plan = replace(plan, records=None if ownership is None else len(ownership))
         document = {
             "secret": secrets.token_hex(sealed.SIZE),
             "key": (secrets.token_bytes(32) if key is None else key).hex(),
@@ -115,6 +136,7 @@ class EnsembleFolder:
                 "delta": budgets.delta.tolist(),
                 "reserve": budgets.reserve,
             },
+            "ownership": None if ownership is None else ownership.of_record.tolist(),
         }
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -132,34 +154,55 @@ class EnsembleFolder:
         """Whether a folder holds an ensemble."""
         return os.path.lexists(Path(path) / _ENSEMBLE)
 
-    def check_same(self, plan: PatePlan, budgets: Budgets | None = None) -> None:
-        """Refuse to go on under another plan or, if they are given, with other people, names or budgets."""
-        if plan != self.plan:
+    def check_same(self, plan: PatePlan, budgets: Budgets | None = None, ownership: Ownership | None = None) -> None:
+        """Refuse to go on under another plan or, if they are given, with other people, names, budgets or owners of the records.
+
+        Budgets without an ownership are those of people with one record each.
+        """
+        if plan != (self.plan if plan.records is not None else replace(self.plan, records=None)):
             raise SartorError(
                 f"{self.path} holds an ensemble of another plan: repeat the options that it was made with, or give another folder."
             )
         if budgets is not None and budgets != self.budgets:
             raise SartorError(f"{self.path} holds an ensemble of other budgets or holders: give the same, or another folder.")
+        if budgets is not None or ownership is not None:
+            self._check_owners(ownership)
+
+    def _check_owners(self, ownership: Ownership | None) -> None:
+        """Refuse another ownership; none is that of people with one record each, in their order."""
+        plain = Ownership(np.arange(len(self.budgets)), len(self.budgets))
+        asked, kept = (plain if owners is None else owners for owners in (ownership, self.ownership))
+        if asked != kept:
+            raise SartorError(f"{self.path} holds an ensemble of another ownership: give the same, or another folder.")
 
     @property
     def has_voted(self) -> bool:
         """Whether all teachers have voted, so that none is to be trained."""
         return (self.path / _VOTES).exists()
 
-    def teach(self, teachers: Teachers, dataset: TensorDataset, queries: Tensor, classes: int) -> None:
+    def teach(
+        self, teachers: Teachers, dataset: TensorDataset, queries: Tensor, classes: int, *, ownership: Ownership | None = None
+    ) -> None:
         """Train the teachers that are not finished and let them vote; at once if all have. A run that was killed goes on where it was.
 
-        The records are in the order of the budgets. Others than those that the folder was begun with are refused, as are other settings.
+        The records are in the order of the ensemble's ownership, or without one in that of the budgets. Others than those that the folder
+        was begun with are refused, as are other settings and, if one is given, another ownership.
         """
-        if len(dataset) != len(self.budgets):
+        if ownership is not None:
+            self._check_owners(ownership)
+        if self.ownership is None and len(dataset) != len(self.budgets):
             raise SartorError(f"there are {len(self.budgets):,} budgets for {len(dataset):,} records.")
+        if self.ownership is not None and len(dataset) != len(self.ownership):
+            raise SartorError(f"the ensemble's ownership is of {len(self.ownership):,} records, but there are {len(dataset):,}.")
         of = {
             "settings": sealed.digest([json.dumps(teachers.settings(dataset, queries), sort_keys=True, default=str).encode()]),
             "data": sealed.digest(_bytes_of(tensor) for tensor in dataset.tensors),
             "queries": sealed.digest([_bytes_of(queries)]),
             "classes": str(whole(classes, "the number of classes")),
         }
-        slices = partition(self.plan, self.budgets, self._key).slices()
+        if self.ownership is not None:
+            of["ownership"] = sealed.digest([self.ownership.of_record.tobytes()])
+        slices = partition(self.plan, self.budgets, self._key, ownership=self.ownership).slices()
         with lock(self.path):
             voted = (self.path / _VOTES).exists()
             if voted and not (self.path / _TEACHING).exists():
@@ -271,8 +314,8 @@ class EnsembleFolder:
             before, known = dict(found["of"]), int(found["seed"])
         except (KeyError, TypeError, ValueError):
             raise SartorError(f"{file} is damaged: give another folder.") from None
-        for what, value in of.items():
-            if before.get(what) != value:
+        for what in {**before, **of}:
+            if before.get(what) != of.get(what):
                 raise SartorError(f"{self.path} holds teachers of other {what}: give another folder, or the same {what}.")
         if seed not in (None, known):
             raise SartorError(f"{self.path} holds teachers of another seed: give another folder, or the same seed.")
@@ -321,6 +364,13 @@ def lies_in(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> boo
     if not os.path.isdir(inside):
         return False
     return any(same(way, inside) for way in ways) or any(same(real, file) for file in _files(inside))
+
+
+def _check_records(plan: PatePlan, budgets: Budgets, ownership: Ownership | None) -> None:
+    """Refuse an ownership of other holders, or of other records than the plan knows of."""
+    check_owners(plan, budgets, ownership)
+    if ownership is not None and plan.records not in (None, len(ownership)):
+        raise SartorError(f"this plan is for {plan.records:,} records, but the ownership is of {len(ownership):,}.")
 
 
 def _files(folder: Path) -> list[Path]:

@@ -26,6 +26,7 @@ from sartor.budgets import Budgets, spendable
 from sartor.errors import SartorError
 from sartor.immutable import immutable
 from sartor.numbers import from_json_number, to_json_number
+from sartor.ownership import Ownership
 from sartor.pate import aggregators
 from sartor.pate.aggregators import GNMax
 from sartor.pate.variants import VARIANTS, find
@@ -53,7 +54,8 @@ class PatePlan:
 
     Arrays have one entry per group, strictest first. A member is taught to `duplicates` of the teachers from `begin` up to but not
     including `end`; each of these weighs `weight` votes, and `taking_part` of them vote in each query. `scale` is N'/N, by which noise and
-    threshold of the aggregator grew with the ensemble.
+    threshold of the aggregator grew with the ensemble. `records` is how many records the holders have in all, where an ownership said so:
+    a public number, from which nothing else follows.
     """
 
     variant: str
@@ -69,12 +71,15 @@ class PatePlan:
     weight: Array
     taking_part: Counts
     reserve: float = 0.0
+    records: int | None = None
 
     def __post_init__(self) -> None:
         try:
             for name, kind in _ARRAYS.items():
                 object.__setattr__(self, name, immutable(getattr(self, name), kind))
             object.__setattr__(self, "teachers", whole(self.teachers, "the number of teachers"))
+            if self.records is not None:
+                object.__setattr__(self, "records", whole(self.records, "the number of records"))
         except (TypeError, ValueError, OverflowError):
             raise SartorError("this is not a plan for PATE: a number is missing or of the wrong type.") from None
         if not len(self.epsilon) or any(getattr(self, name).shape != self.epsilon.shape for name in _ARRAYS):
@@ -87,6 +92,7 @@ class PatePlan:
             "budgets must be positive and finite": not np.all((self.epsilon > 0) & np.isfinite(self.epsilon)),
             "deltas must lie between 0 and 1": not np.all((self.delta > 0) & (self.delta < 1)),
             "the reserve must lie in [0, 1)": not 0 <= self.reserve < 1,
+            "every holder has a record at least": self.records is not None and self.records < int(self.holders.sum()),
             "the scale must be 1 or more": not 1 <= self.scale < np.inf,
             "a group's teachers must lie within the ensemble": np.any(self.begin < 0) or np.any(self.end > self.teachers),
             "nobody can be taught to more teachers than their group has": np.any(self.duplicates > size),
@@ -117,8 +123,9 @@ class PatePlan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PatePlan):
             return NotImplemented
-        return all(getattr(self, n) == getattr(other, n) for n in ("variant", "teachers", "aggregator", "scale", "reserve")) and all(
-            np.array_equal(getattr(self, n), getattr(other, n)) for n in _ARRAYS
+        plain = ("variant", "teachers", "aggregator", "scale", "reserve", "records")
+        return all(getattr(self, name) == getattr(other, name) for name in plain) and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in _ARRAYS
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -203,6 +210,11 @@ class PatePlan:
         """The groups of this plan as they may be shown. No spend is a group's own: its digits tell everybody's weights."""
         return confidential.View(self.epsilon, self.delta, self.holders)
 
+    @property
+    def counted(self) -> dict[str, int]:
+        """How many holders there are, and how many records where that is known, as documents say it."""
+        return {"holders": int(self.holders.sum()), **({} if self.records is None else {"records": self.records})}
+
     def to_json(self, *, sensitive: bool = False) -> dict[str, Any]:
         """This plan as a JSON document.
 
@@ -224,6 +236,7 @@ class PatePlan:
             "aggregator": self.aggregator.to_json(),
             "scale": self.scale,
             "reserve": self.reserve,
+            **self.counted,
             "merged": view.merged and not sensitive,
             "groups": groups,
         }
@@ -245,12 +258,25 @@ class PatePlan:
                 float(document["scale"]),
                 **arrays,  # type: ignore[arg-type]
                 reserve=float(document["reserve"]),
+                records=document.get("records"),
             )
+        except SartorError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
             raise SartorError(f"this is not a plan for PATE: {error}.") from None
 
     def __repr__(self) -> str:
-        return f"PatePlan({self.variant}, {self.teachers} teachers; {self.view!r})"
+        lent = "" if self.records is None else f"{confidential.lent(int(self.holders.sum()), self.records)}: "
+        return f"PatePlan({self.variant}, {self.teachers} teachers; {lent}{self.view!r})"
+
+
+def records_of(budgets: Budgets, ownership: Ownership | None) -> int | None:
+    """How many records there are, where an ownership says so; one of other holders is refused."""
+    if ownership is None:
+        return None
+    if ownership.holders != len(budgets):
+        raise SartorError(f"the ownership is of {ownership.holders:,} holders, but there are {len(budgets):,} budgets.")
+    return len(ownership)
 
 
 def whole(value: Any, what: str, *, least: int = 1, most: int = 2**53) -> int:
