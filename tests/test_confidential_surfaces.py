@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import sartor
-from sartor import Budgets, confidential, federated, pate
+from sartor import Budgets, Ownership, confidential, federated, pate
 from sartor.allowed import Allowed
 from sartor.cli import main
 from sartor.cli.federate import _conclusion
 from sartor.cli.federate_settings import FederateSettings
 from sartor.cli.train_settings import TrainSettings
+from sartor.data.dataset import Data, dataset
 from sartor.federated.task import Settings, Task
 from sartor.pate.forecast import check_enough
 from sartor.report.demonstration import Trial, cells, demonstration_page
@@ -187,6 +188,41 @@ def test_no_command_on_a_plan_shows_what_three_people_allow(scheme, plans, comma
             text = command("account", *arguments)
             assert text.strip()
             assert not given_away(text), (population, arguments, text)
+
+
+# --- what is shown of people with several records ---
+
+MANY = 53
+OF_LENDERS = {
+    "ownership: repr": lambda data, plan: repr(data.ownership),
+    "data: repr": lambda data, plan: repr(data),
+    "lent: text": lambda data, plan: str(plan) + rendered(plan) + repr(plan),
+    "lent: JSON": lambda data, plan: json.dumps(plan.to_json()) + json.dumps(plan.record()),
+    "lent: account": lambda data, plan: str(RunAccount(plan, STEPS)) + json.dumps(RunAccount(plan, STEPS).to_json()),
+    "lent: page": lambda data, plan: re.sub(r"<svg.*?</svg>", "", pages(plan), flags=re.DOTALL),
+    "lent: other budgets": lambda data, plan: said(lambda: Ownership(data.ownership.of_record, 201)),
+    "lent: differing budgets": lambda data, plan: said(
+        lambda: Ownership.gather(data.ownership.of_record, Budgets(np.arange(1.0, len(data.ownership) + 1), delta=1e-5))
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def lenders():
+    """Two groups of a hundred people, with two and three records each, but for one person who has 53."""
+    owners = Ownership(np.repeat(np.arange(200), [MANY, *[2] * 99, *[3] * 100]), 200)
+    budgets = Budgets(np.repeat([5.0, 8.0], 100), delta=1e-5, holders=[f"h{i}" for i in range(200)])
+    rows = dataset(np.zeros((len(owners), 2), np.float32), np.zeros(len(owners), np.int64))
+    data = Data("lent", rows, rows, 2, (2,), holders=budgets.names, budgets=budgets, ownership=owners)
+    plan = sartor.plan(budgets, "scale", steps=STEPS, batch=BATCH, accountant="rdp", ownership=owners, records_per_holder=7)
+    return data, plan
+
+
+@pytest.mark.parametrize("surface", OF_LENDERS)
+def test_no_surface_shows_how_many_records_one_holder_or_a_group_has(surface, lenders):
+    text = OF_LENDERS[surface](*lenders)
+    assert text
+    assert not {MANY, MANY + 2 * 99, 3 * 100} & set(numbers_in(text)), text
 
 
 # --- what is shown of a federated plan ---

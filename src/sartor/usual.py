@@ -91,6 +91,6 @@ def recipe(dataset: str) -> Recipe:
     return _RECIPES[dataset]
 
 
-def recipe_for(rows: int) -> Recipe:
+def recipe_for(holders: int) -> Recipe:
     """A start for data that nobody has a recipe for."""
-    return Recipe(batch=float(min(512, max(1, rows // 6))))
+    return Recipe(batch=float(min(512, max(1, holders // 6))))

@@ -307,3 +307,16 @@ def test_a_plan_that_overspends_is_not_believed(run, tmp_path, plan):
     code, out, err = run("account", path)
     assert refused(code, out, err)
     assert "overspend" in err
+
+
+# --- holders with several records ---
+
+
+@pytest.mark.parametrize("groups", [[(1, 40), (2, 60)], [(1, 3), (2, 97)]], ids=["shown", "merged"])
+def test_a_plan_of_people_with_several_records_says_how_many_there_are(run, saved, groups):
+    budgets = sartor.Budgets.from_groups(groups, delta=1e-5)
+    owners = sartor.Ownership(np.arange(250) % 100, 100)
+    path = saved(sartor.plan(budgets, "scale", steps=200, batch=10, accountant="rdp", ownership=owners))
+    assert "100 holders (250 records)" in " ".join(run("account", path)[1].split())
+    found = document(run("account", path, "--json"))
+    assert (found["holders"], found["records"]) == (100, 250)

@@ -74,7 +74,8 @@ def test_the_document_has_the_documented_keys_and_keeps_every_budget(run):
     code, out, err = run(*DIGITS, "--scheme", "sample", "--json")
     assert (code, err) == (0, "")
     document = json.loads(out, parse_constant=pytest.fail)
-    assert document.keys() == {"accuracy", "seconds", "steps", "plan", "groups"}
+    assert document.keys() == {"accuracy", "seconds", "steps", "holders", "records", "plan", "groups"}
+    assert document["holders"] == document["records"] == 1_437
     assert 0 <= document["accuracy"] <= 1
     assert document["seconds"] > 0
     assert document["steps"] == 20

@@ -200,8 +200,10 @@ def test_missing_numbers_need_bounds(tmp_path, public):
     assert data.train[3][0].tolist() == [0.5]
 
 
-@pytest.mark.parametrize(("column", "words"), [("person", "have no key"), ("paid", "have no class"), ("epsilon", "a number in every row")])
-def test_missing_keys_classes_and_budgets_are_counted(tmp_path, public, column, words):
+@pytest.mark.parametrize(
+    ("column", "words"), [("person", "have no holder"), ("paid", "have no class"), ("epsilon", "a number in every row")]
+)
+def test_missing_holders_classes_and_budgets_are_counted(tmp_path, public, column, words):
     rows = people()
     rows[3][column] = ""
     path = write(tmp_path / "gaps.csv", rows)

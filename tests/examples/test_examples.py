@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sartor.cli import main
+from sartor.data import read_schema, read_table
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("SARTOR_DATA", ROOT.parent / "shared/data"))
@@ -29,6 +30,20 @@ def test_adult_as_a_table_with_consents_trains_with_one_command(tmp_path, capsys
     assert [group["epsilon"] for group in document["groups"]] == [1, 2, 4]
     assert sum(group["holders"] for group in document["groups"]) == 32_561
     assert all(group["spent"] <= group["epsilon"] for group in document["groups"])
+
+
+@pytest.mark.skipif(
+    not (DATA / "diabetes130/diabetic_data.csv.xz").exists(), reason="needs the data set diabetes130 in ../shared/data or SARTOR_DATA"
+)
+def test_encounters_of_patients_are_read_by_patient_and_nothing_is_learned_from_them():
+    """The suite makes errors of warnings: one of `PrivateScaling` would say that the schema leaves something open."""
+    data = read_table(DATA / "diabetes130/diabetic_data.csv.xz", **read_schema(ROOT / "examples/diabetes/schema.toml"))
+    assert (data.people, len(data.train), len(data.ownership)) == (71_518, 101_766, 101_766)
+    assert (data.shape, data.classes, data.notes) == ((192,), 3, ())
+    assert data.train.tensors[1].bincount().tolist() == [54_864, 35_545, 11_357]
+    inputs = data.train.tensors[0]
+    assert float(inputs.min()) == 0
+    assert float(inputs.max()) == 1
 
 
 def test_opacus_and_sartor_side_by_side(monkeypatch, capsys):

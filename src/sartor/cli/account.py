@@ -36,7 +36,7 @@ def account(
         document = read(os.path.join(plan, "plan.json") if os.path.isdir(plan) else plan)
         with working("accounting"):
             rows = _of_merged(document, steps) if document.get("merged") else _of_plan(Plan.from_json(document), steps)
-        _print_groups(rows, json)
+        _print_groups(rows, _records(document), json)
         return
     if rate is None or noise_multiplier is None or steps is None or delta is None:
         raise SartorError("give a plan, or all of --rate, --noise-multiplier, --steps and --delta.")
@@ -133,11 +133,20 @@ def _shown(ends: tuple[float, float]) -> confidential.Shown:
     return ends[0] if ends[0] == ends[1] else ends
 
 
-def _print_groups(rows: list[dict[str, Any]], json: bool) -> None:
+def _records(document: dict[str, Any]) -> int | None:
+    """How many records the holders of a plan have, if they have several."""
+    found = document.get("records")
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _print_groups(rows: list[dict[str, Any]], records: int | None, json: bool) -> None:
+    people = sum(row["holders"] for row in rows)
     if json:
         figures = ("epsilon", "delta", *accountants.names())
-        print_json({"groups": [{**{key: confidential.to_json(row[key]) for key in figures}, "holders": row["holders"]} for row in rows]})
+        groups = [{**{key: confidential.to_json(row[key]) for key in figures}, "holders": row["holders"]} for row in rows]
+        print_json({"groups": groups} if records is None else {"holders": people, "records": records, "groups": groups})
         return
     names = ("epsilon", "delta", "holders", "rdp", "pld")
     cells = [[confidential.text(row[name], ".5g") for name in names] for row in rows]
-    show(Table(names, cells, "what the plan costs, by both accountants"))
+    lent = "" if records is None else f" over {confidential.lent(people, records)}"
+    show(Table(names, cells, f"what the plan costs{lent}, by both accountants"))

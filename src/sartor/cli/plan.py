@@ -21,7 +21,7 @@ def plan(
     policy: Annotated[str | None, typer.Option(metavar="FILE", help="TOML that maps levels to numbers.")] = None,
     scheme: Annotated[str, typer.Option(help="scale, sample, hybrid, uniform, exclude or sequential.")] = "scale",
     steps: Annotated[int, typer.Option(help="Number of steps.")] = ...,  # type: ignore[assignment]
-    batch: Annotated[float, typer.Option(help="Expected size of a batch.")] = ...,  # type: ignore[assignment]
+    batch: Annotated[float, typer.Option(help="Expected size of a batch, in holders.")] = ...,  # type: ignore[assignment]
     clip: Annotated[float, typer.Option(help="Clip norm; its mean, where clips are personal.")] = 1.0,
     accountant: Annotated[str, typer.Option(help="pld (tight) or rdp.")] = "pld",
     mix: Annotated[float | None, typer.Option(help="hybrid: share of sampling, in [0, 1].")] = None,

@@ -12,6 +12,7 @@ from sartor.budgets import Budgets
 from sartor.cli.options import flat
 from sartor.cli.output import initial_weights, print_json, say, show, working
 from sartor.cli.train_settings import TrainSettings
+from sartor.confidential import lent
 from sartor.errors import SartorError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _EVALUATIONS = 40
 _CHECKPOINTS = 20
-_HELD_OUT = 0.2  # of the rows
+_HELD_OUT = 0.2  # of the holders
 
 
 @flat
@@ -52,9 +53,9 @@ def train(
     account = result.account.to_json()
     groups = [{key: group[key] for key in ("epsilon", "holders", "spent")} for group in account["groups"]]
     if json:
-        print_json(
-            {"accuracy": result.accuracy, "seconds": result.seconds, "steps": result.steps, "plan": job.plan.to_json(), "groups": groups}
-        )
+        figures = {"accuracy": result.accuracy, "seconds": result.seconds, "steps": result.steps}
+        people = {"holders": job.data.people, "records": len(job.data.train)}
+        print_json({**figures, **people, "plan": job.plan.to_json(), "groups": groups})
         return
     show(_conclusion(job, result, folder))
 
@@ -97,11 +98,14 @@ def _prepared(asked: TrainSettings, resumed: RunFolder | None) -> _Job:
     asked.check()
     with working("reading the data"):
         data = _data(asked, resumed=resumed is not None)
-    recipe = asked.recipe(len(data.train))
+    asked.check_records(several=data.ownership is not None)
+    recipe = asked.recipe(data.people)
     with initial_weights(asked.seed):
         model = registry.build(recipe.model, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
     if resumed is not None:
-        return _Job(asked, recipe, data, resumed.budgets(), resumed.plan(), model)
+        job = _Job(asked, recipe, data, resumed.budgets(), resumed.plan(), model)
+        _refuse_other_people(job)
+        return job
     people = _budgets(asked, recipe, data)
     with working("planning"):
         plan = sartor.plan(
@@ -111,6 +115,8 @@ def _prepared(asked: TrainSettings, resumed: RunFolder | None) -> _Job:
             batch=recipe.batch,
             clip=recipe.clip,
             accountant=recipe.accountant,
+            ownership=data.ownership,
+            **asked.of_plan,
             **asked.of_scheme,
         )
     return _Job(asked.anchored(), recipe, data, people, plan, model)
@@ -123,7 +129,10 @@ def _data(asked: TrainSettings, *, resumed: bool) -> Data:
         return load(asked.dataset, asked.data)
     allowed = asked.allowed()
     if asked.arrays is not None:
-        return read_arrays(asked.arrays, delta=allowed.delta_for_all())
+        data = read_arrays(asked.arrays, delta=allowed.delta_for_all(), strictest=asked.strictest)
+        if asked.strictest and data.budgets is None:
+            raise SartorError("--strictest chooses among what a holder's rows allow, and these arrays have no epsilon for each row.")
+        return data
     assert asked.table is not None
     known: dict[str, Any] = {} if asked.schema is None else dict(read_schema(asked.schema))
     own = {"target": asked.target, "test": asked.test, "id_column": asked.id_column, "budget_column": asked.budget_column}
@@ -132,6 +141,10 @@ def _data(asked: TrainSettings, *, resumed: bool) -> Data:
         known.setdefault("test_share", _HELD_OUT)
     if "target" not in known:
         raise SartorError("--table needs --target, the column to predict.")
+    if asked.strictest:
+        if "budget_column" not in known:
+            raise SartorError("--strictest chooses among what a holder's rows allow: name the column that says it with --budget-column.")
+        known["strictest"] = True
     if "budget_column" in known:
         if allowed.policy is not None:
             known["policy"] = allowed.levels()
@@ -146,18 +159,34 @@ def _data(asked: TrainSettings, *, resumed: bool) -> Data:
 
 
 def _budgets(asked: TrainSettings, recipe: usual.Recipe, data: Data) -> Budgets:
-    """What the holders of the training rows allow, in the order of the rows."""
+    """What the holders of the training rows allow, each once; in the order of the rows, where each holder has one."""
     from sartor.data.consent import refuse_budget_features
+    from sartor.data.people import People
 
     allowed = asked.allowed()
     if allowed.epsilon is None and data.budgets is not None and (asked.table is not None or allowed.file is None):
         return data.budgets.with_reserve(recipe.reserve)
     if not allowed.is_said and asked.dataset is None:
         raise SartorError("the budgets are missing: give --budget-column, --budgets with a file, or --epsilon with --share.")
-    people = allowed.or_else(usual.ALLOWED).budgets(len(data.train))
+    by_name = data.holders is not None and allowed.file is not None
+    people = allowed.or_else(usual.ALLOWED).budgets(data.holders if by_name else data.people)
     if asked.arrays is not None and allowed.file is not None:
-        refuse_budget_features(data.train.tensors[0].numpy(), people)
+        rows = people if data.ownership is None else People(None, data.ownership).by_row(people)
+        refuse_budget_features(data.train.tensors[0].numpy(), rows)
     return people
+
+
+def _refuse_other_people(job: _Job) -> None:
+    """Refuse to continue on rows that are other people's than when the run began, as far as that is seen here; `fit` compares each row."""
+    if not job.plan.by_holder and job.data.ownership is None:
+        return
+    then, now = job.budgets.names, job.data.holders
+    other_names = then is not None and now is not None and then != now
+    if len(job.budgets) != job.data.people or job.plan.records != len(job.data.train) or other_names:
+        raise SartorError(
+            "the rows name other holders than when this run began: a run continues with the same people; bring the column that names them "
+            "back as it was."
+        )
 
 
 def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
@@ -177,6 +206,7 @@ def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
             checkpoints=None if folder is None else Checkpoints(folder.checkpoint, max(1, steps // _CHECKPOINTS), resume),
             execution=Execution(max_physical_batch=job.asked.max_physical_batch),
             seed=job.asked.seed,
+            ownership=job.data.ownership,
         )
     except NotFinite as stop:
         if folder is not None:
@@ -215,11 +245,12 @@ def _keep(job: _Job, folder: RunFolder, result: Result) -> None:
 def _facts(job: _Job) -> dict[str, str]:
     recipe, data = job.recipe, job.data
     momentum = f", momentum {recipe.momentum:g}" if recipe.momentum else ""
+    trained = f"{len(data.train):,} training rows" if data.ownership is None else lent(data.people, len(data.train))
     return {
-        "data": f"{data.name}: {len(data.train):,} training rows, {len(data.test):,} public test rows, {data.classes} classes",
+        "data": f"{data.name}: {trained}, {len(data.test):,} public test rows, {data.classes} classes",
         "model": f"{recipe.model}, {sum(parameter.numel() for parameter in job.model.parameters()):,} parameters",
         "optimizer": f"{recipe.optimizer}, learning rate {recipe.lr:g}{momentum}",
-        "one holder": "one training row",
+        "one holder": data.one_holder,
     }
 
 

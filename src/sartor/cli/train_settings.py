@@ -15,11 +15,14 @@ from sartor.allowed import Allowed
 from sartor.cli.options import from_document, over, said
 from sartor.documents import read_toml
 from sartor.errors import SartorError
+from sartor.plans.plan import COMBINED
 
 _PATHS = ("data", "table", "test", "schema", "arrays", "budgets", "policy")
 _LISTS = ("epsilon", "share", "delta")
 _OF_SOURCE = {"dataset": ("data",), "table": ("target", "test", "sensitive", "schema", "id_column", "budget_column"), "arrays": ()}
 _OF_SCHEME = ("mix", "max_excess", "threshold", "order")
+_OF_PLAN = ("records_per_holder", "combine")
+_OF_RECORDS = ("strictest", *_OF_PLAN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +31,7 @@ class TrainSettings:
 
     dataset: Annotated[str | None, typer.Option(help="digits, mnist, fashion-mnist, cifar10, svhn, adult, names, imdb or snli.")] = None
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Where the data set's files are; otherwise $SARTOR_DATA or data.")] = None
-    table: Annotated[str | None, typer.Option(metavar="FILE", help="A CSV or Parquet table of your own instead, one row per holder.")] = (
-        None
-    )
+    table: Annotated[str | None, typer.Option(metavar="FILE", help="A CSV or Parquet table of your own instead.")] = None
     target: Annotated[str | None, typer.Option(help="Table: the column to predict.")] = None
     test: Annotated[str | None, typer.Option(metavar="FILE", help="Table: public test rows, of others who agreed to that.")] = None
     sensitive: Annotated[
@@ -38,8 +39,14 @@ class TrainSettings:
         typer.Option("--sensitive", help="Table: hold a fifth out, and write accuracy on it to held-out.json in --out, for you alone."),
     ] = False
     schema: Annotated[str | None, typer.Option(metavar="FILE", help="Table: TOML of public bounds, categories and classes.")] = None
-    id_column: Annotated[str | None, typer.Option(help="Table: the column that names the holder.")] = None
+    id_column: Annotated[
+        str | None, typer.Option(help="Table: the column that names the holder, who may have several rows; otherwise each row is a holder.")
+    ] = None
     arrays: Annotated[str | None, typer.Option(metavar="DIR", help="Arrays x_train, y_train, x_test and y_test instead.")] = None
+    records_per_holder: Annotated[
+        int | None, typer.Option(help="Most rows of a drawn holder in a step, drawn at random; otherwise all.")
+    ] = None
+    combine: Annotated[str | None, typer.Option(help="Whether the mean (default) or the sum of a holder's gradients is clipped.")] = None
     model: Annotated[str | None, typer.Option(help="Model by name; otherwise the usual one for the data.")] = None
     scheme: Annotated[str | None, typer.Option(help="scale (default), sample, hybrid, uniform, exclude or sequential.")] = None
     # a small share's budget is not for a log
@@ -52,10 +59,13 @@ class TrainSettings:
     delta: Annotated[str | None, typer.Option(help="Delta, one for all or one per group.")] = field(default=None, repr=False)
     budgets: Annotated[str | None, typer.Option(metavar="FILE", help="CSV of holder,epsilon[,delta] or holder,level instead.")] = None
     budget_column: Annotated[str | None, typer.Option(help="Table: the column of epsilons or levels.")] = None
+    strictest: Annotated[
+        bool, typer.Option("--strictest", help="Where a holder's rows allow different things, the strictest holds; otherwise refused.")
+    ] = False
     policy: Annotated[str | None, typer.Option(metavar="FILE", help="TOML that maps levels to numbers.")] = None
     accountant: Annotated[str | None, typer.Option(help="pld (tight, default) or rdp.")] = None
     steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None
-    batch: Annotated[float | None, typer.Option(help="Expected size of a batch.")] = None
+    batch: Annotated[float | None, typer.Option(help="Expected size of a batch, in holders.")] = None
     clip: Annotated[float | None, typer.Option(help="Clip norm; its mean, where clips are personal.")] = None
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None
     optimizer: Annotated[str | None, typer.Option(help="sgd or adam.")] = None
@@ -96,6 +106,12 @@ class TrainSettings:
         for name, source in strays:
             if getattr(self, source) is None:
                 raise SartorError(f"{_option(name)} goes with --{source}.")
+        if self.dataset is not None and self.of_records:
+            raise SartorError(f"{_option(next(iter(self.of_records)))} goes with --table or --arrays.")
+        if self.records_per_holder is not None and self.records_per_holder < 1:
+            raise SartorError(f"--records-per-holder must be 1 or more, not {self.records_per_holder}.")
+        if self.combine not in (None, *COMBINED):
+            raise SartorError(f'--combine is mean or sum, not "{self.combine}".')
         self.allowed()
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise SartorError(f"the largest physical batch (--max-physical-batch) must be 1 or more, not {self.max_physical_batch}.")
@@ -118,9 +134,27 @@ class TrainSettings:
         """The options that are the scheme's own."""
         return {name: value for name, value in said(self).items() if name in _OF_SCHEME}
 
-    def recipe(self, rows: int) -> usual.Recipe:
-        """How the model is trained on so many rows: as was said, and otherwise as is usual for the data."""
-        known = usual.recipe_for(rows) if self.dataset is None else usual.recipe(self.dataset)
+    @property
+    def of_records(self) -> dict[str, Any]:
+        """What was said of holders with several records."""
+        return {name: value for name, value in said(self).items() if name in _OF_RECORDS}
+
+    @property
+    def of_plan(self) -> dict[str, Any]:
+        """What a plan is told of holders with several records."""
+        return {name: value for name, value in self.of_records.items() if name in _OF_PLAN}
+
+    def check_records(self, several: bool) -> None:
+        """Refuse what is for holders with several records, where there are none."""
+        if self.of_records and not several:
+            raise SartorError(
+                f"{_option(next(iter(self.of_records)))} goes with holders who have several rows, and here each has one: leave it out, or "
+                "say whose the rows are (--id-column for a table, holders.npy for arrays)."
+            )
+
+    def recipe(self, holders: int) -> usual.Recipe:
+        """How the model is trained on so many holders: as was said, and otherwise as is usual for the data."""
+        known = usual.recipe_for(holders) if self.dataset is None else usual.recipe(self.dataset)
         names = {field.name for field in fields(known)}
         return known.but({name: value for name, value in said(self).items() if name in names})
 

@@ -1,5 +1,7 @@
 """Arrays of one's own as data: x_train, y_train, x_test and y_test as .npy, .npy.xz or in one .npz, and budgets beside them.
 
+`holders`, one name or number for each training row, says whose the rows are; without it each row is a holder's only one.
+
 Floats are taken as they are, bytes are pixels and divided by 255, other integers are tokens. The number of classes and of tokens comes
 from the test rows, which are public, unless it is given; test rows that are training rows are refused. No file is ever unpickled.
 """
@@ -12,22 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.budgets import Budgets
-from sartor.data.consent import refuse_budget_features
-from sartor.data.dataset import Data, dataset
+from sartor.data.consent import refuse_budget_features, refuse_name_features
+from sartor.data.dataset import ONE_ROW, Data, dataset
 from sartor.data.files import Folder, opened, reading, root
 from sartor.data.holders import refuse_trained
+from sartor.data.people import People
 from sartor.errors import SartorError
 
 Arrays = dict[str, NDArray[np.generic]]
 
 _NEEDED = ("x_train", "y_train", "x_test", "y_test")
-_OPTIONAL = ("epsilon", "delta")
+_OPTIONAL = ("epsilon", "delta", "holders")
 
 
-def read_arrays(folder: Folder, *, classes: int | None = None, vocabulary: int | None = None, delta: float | None = None) -> Data:
+def read_arrays(
+    folder: Folder, *, classes: int | None = None, vocabulary: int | None = None, delta: float | None = None, strictest: bool = False
+) -> Data:
     """Read the arrays in a folder, or in one .npz file.
 
-    `epsilon` (one number for each training row) with `delta` (one number, one for each row, or the argument) gives the budgets.
+    `epsilon` (one number for each training row) with `delta` (one number, one for each row, or the argument) gives the budgets; where rows
+    of one holder differ in them they are refused, unless the `strictest` is to hold.
     """
     path = root(folder)
     arrays = _found(path)
@@ -42,11 +48,16 @@ def read_arrays(folder: Folder, *, classes: int | None = None, vocabulary: int |
         vocabulary = _count("tokens", "vocabulary", vocabulary, train, test)
     elif vocabulary is not None:
         raise SartorError(f"x_train in {path} does not hold tokens (integers), so it has no vocabulary.")
-    budgets = _budgets(arrays, delta)
+    people, budgets = _people(arrays, len(train)), _said(arrays, delta)
     if budgets is not None and len(budgets) == len(train):
         refuse_budget_features(train, budgets)
+    if budgets is not None and people.names is not None:
+        budgets = _one_each(budgets, people, strictest)
+        refuse_budget_features(train, people.by_row(budgets))
+    if people.names is not None:
+        refuse_name_features(train, arrays["holders"])
     training, testing = dataset(_inputs(train, "x_train"), labels["train"]), dataset(_inputs(test, "x_test"), labels["test"])
-    refuse_trained((training,), testing)
+    refuse_trained((training,), testing, None if people.ownership is None else people.owners.of_record)
     return Data(
         path.stem,
         training,
@@ -54,7 +65,10 @@ def read_arrays(folder: Folder, *, classes: int | None = None, vocabulary: int |
         classes=_count("classes", "classes", classes, labels["train"], labels["test"]),
         shape=train.shape[1:],
         vocabulary=vocabulary,
+        holders=people.names,
         budgets=budgets,
+        ownership=people.ownership,
+        one_holder=ONE_ROW if people.ownership is None else 'all rows that name them in "holders"',
     )
 
 
@@ -122,7 +136,26 @@ def _count(what: str, argument: str, given: int | None, train: NDArray[np.generi
     return count
 
 
-def _budgets(arrays: Arrays, delta: float | None) -> Budgets | None:
+def _people(arrays: Arrays, rows: int) -> People:
+    """Whose the training rows are."""
+    if "holders" not in arrays:
+        return People.of_rows(rows)
+    given = arrays["holders"]
+    if given.shape != (rows,) or given.dtype.kind not in "iuU":
+        raise SartorError(f'"holders" must hold a text or a whole number for each of the {rows} training rows.')
+    return People.of_names([str(name).strip() for name in given.tolist()], '"holders"')
+
+
+def _one_each(said: Budgets, people: People, strictest: bool) -> Budgets:
+    """One budget for each holder, from those of the rows."""
+    if len(said) != len(people.owners):
+        raise SartorError(f"there are {len(said)} budgets for {len(people.owners)} training rows: give one for each row.")
+    first, _ = people.said_once(list(zip(said.epsilon.tolist(), said.delta.tolist(), strict=True)))
+    return people.one_each(first, Budgets(said.epsilon[first], delta=said.delta[first]), strictest=strictest)
+
+
+def _said(arrays: Arrays, delta: float | None) -> Budgets | None:
+    """What each row allows, if they say it."""
     if "epsilon" not in arrays:
         if "delta" in arrays:
             raise SartorError("there is a delta but no epsilon: give one epsilon for each training row.")

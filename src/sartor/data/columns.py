@@ -7,6 +7,7 @@ zeros: the number of features never depends on who left something out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +32,12 @@ def numbers(texts: Sequence[str], column: str) -> NDArray[np.float64]:
         >>> numbers(["3", "?", "1e2"], "age").tolist()
         [3.0, nan, 100.0]
     """
-    values = np.array([_number(text) for text in texts], object)
-    wrong = sum(value is None for value in values)
+    kinds, codes = coded(texts)
+    values = [_number(text) for text in kinds]
+    wrong = int(np.array([value is None for value in values], bool)[codes].sum())
     if wrong:
         raise SartorError(f'{wrong} of {len(texts)} rows have no number in the column "{column}"; give it categories, or drop it.')
-    return values.astype(np.float64)
+    return np.array(values, np.float64)[codes]
 
 
 def is_numeric(texts: Sequence[str]) -> bool:
@@ -64,11 +66,23 @@ def one_hot(texts: Sequence[str], categories: Sequence[str]) -> Features:
         [[0.0, 1.0], [0.0, 0.0]]
     """
     position = {category: i for i, category in enumerate(categories)}
-    codes = np.array([position.get(text, -1) for text in texts], np.intp)
+    codes = np.fromiter(map(position.get, texts, repeat(-1)), np.intp, len(texts))
     features = np.zeros((len(texts), len(categories)), np.float32)
     listed = np.flatnonzero(codes >= 0)
     features[listed, codes[listed]] = 1
     return features
+
+
+def coded(texts: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
+    """The different texts of a column in the order in which they come, and which of them each row holds.
+
+    Example:
+        >>> kinds, codes = coded(["b", "a", "b"])
+        >>> kinds, codes.tolist()
+        (['b', 'a'], [0, 1, 0])
+    """
+    place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    return list(place), np.fromiter(map(place.__getitem__, texts), np.intp, len(texts))
 
 
 def _number(text: str) -> float | None:

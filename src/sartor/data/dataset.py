@@ -3,8 +3,9 @@
 Rows that were held out of a private table are neither: they are not trained on, no budget covers them, and figures about them are
 sensitive.
 
-Inputs are float32, or int64 where they are tokens; labels are int64. Row i of `train` belongs to holder i, and `budgets` and `holders`,
-where there are any, are in the order of those rows. Nothing here prints a record, a key or a budget.
+Inputs are float32, or int64 where they are tokens; labels are int64. `budgets` and `holders`, where there are any, have one entry for each
+holder. Row i of `train` belongs to holder i, or to the one that `ownership` says where holders have several rows. Nothing here prints a
+record, a key or a budget, nor how many rows somebody has.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from torch.utils.data import TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
+from sartor.ownership import Ownership
+
+ONE_ROW = "one training row"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Data:
     """Training and test rows, the classes, the shape of one input, and who holds the rows.
 
-    `vocabulary` is how many tokens there are, padding (token 0) included, where inputs are tokens. `holders` are the keys of the training
-    rows, where the source has any. `held_out` are private rows that are not trained on. `notes` say in words what a reader of results
-    should know about the source.
+    `vocabulary` is how many tokens there are, padding (token 0) included, where inputs are tokens. `holders` are the names of the holders,
+    where the source has any, each once. `ownership` says whose the training rows are; it is None where each is a holder's only one.
+    `held_out` are private rows that are not trained on, of holders who have no training row. `notes` say in words what a reader of results
+    should know about the source, and `one_holder` what counts as one holder.
     """
 
     name: str
@@ -39,11 +44,16 @@ class Data:
     budgets: Budgets | None = None
     notes: tuple[str, ...] = ()
     held_out: TensorDataset | None = None
+    ownership: Ownership | None = None
+    one_holder: str = ONE_ROW
 
     def __post_init__(self) -> None:
-        for what, rows in (("keys of holders", self.holders), ("budgets", self.budgets)):
-            if rows is not None and len(rows) != len(self.train):
-                raise SartorError(f"{self.name} has {len(self.train)} training rows but {len(rows)} {what}; give one for each row.")
+        if self.ownership is not None and len(self.ownership) != len(self.train):
+            raise SartorError(f"{self.name} has {len(self.train)} training rows, but the ownership is of {len(self.ownership)} records.")
+        unit, several = ("row", "training rows") if self.ownership is None else ("holder", "holders")
+        for what, of in (("names of holders", self.holders), ("budgets", self.budgets)):
+            if of is not None and len(of) != self.people:
+                raise SartorError(f"{self.name} has {self.people} {several} but {len(of)} {what}; give one for each {unit}.")
         held = () if self.held_out is None else (("held-out", self.held_out),)
         for part, pairs in (("training", self.train), ("test", self.test), *held):
             inputs, labels = pairs.tensors
@@ -53,8 +63,15 @@ class Data:
             if outside:
                 raise SartorError(f"{outside} {part} rows of {self.name} have a label outside 0 to {self.classes - 1}.")
 
+    @property
+    def people(self) -> int:
+        """How many holders there are."""
+        return len(self.train) if self.ownership is None else self.ownership.holders
+
     def __repr__(self) -> str:
         rows = f"{len(self.train)} training and {len(self.test)} test rows"
+        if self.ownership is not None:
+            rows = f"{len(self.train)} training rows of {self.people} holders and {len(self.test)} test rows"
         tokens = f", {self.vocabulary} tokens" if self.vocabulary else ""
         return f"Data({self.name}: {rows} of shape {self.shape}, {self.classes} classes{tokens})"
 

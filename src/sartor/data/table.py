@@ -1,4 +1,6 @@
-"""A table of one's own as data: which columns are features, whose row it is, and what each holder allows.
+"""A table of one's own as data: which columns are features, whose each row is, and what each holder allows.
+
+A holder may have several rows. All of them are trained on or all are held out, and one budget covers them (`sartor.data.people`).
 
 Bounds, categories and classes should be given: they are then public, and features reveal nothing but what training protects. What is not
 given is taken from the training rows, which no budget covers, and the warning `PrivateScaling` names the columns. Test rows come from a
@@ -23,15 +25,15 @@ from torch.utils.data import TensorDataset
 from sartor.budgets import Budgets, Policy
 from sartor.data.columns import Features, is_missing, is_numeric, numbers, one_hot, scaled
 from sartor.data.consent import by_name, refuse_copies
-from sartor.data.dataset import Data, dataset
-from sartor.data.holders import refuse_repeated, refuse_shared, refuse_trained
+from sartor.data.dataset import ONE_ROW, Data, dataset
+from sartor.data.holders import refuse_shared, refuse_trained
+from sartor.data.people import People, Rows
 from sartor.data.split import held_out
 from sartor.data.table_files import Columns, read_columns
 from sartor.errors import SartorError, SartorWarning
 
 Bounds = Mapping[str, tuple[float, float]]
 Categories = Mapping[str, Sequence[str]]
-Rows = NDArray[np.intp]
 
 _MOST_CATEGORIES = 100
 
@@ -54,6 +56,7 @@ def read_table(
     policy: Policy | None = None,
     delta: float | None = None,
     budgets: Budgets | None = None,
+    strictest: bool = False,
     bounds: Bounds | None = None,
     categories: Categories | None = None,
     classes: Sequence[str] | None = None,
@@ -62,13 +65,14 @@ def read_table(
     seed: int = 0,
     drop: Sequence[str] = (),
 ) -> Data:
-    """Read a CSV or Parquet table with one row per holder.
+    """Read a CSV or Parquet table. A row is a holder, or all rows with one name in `id_column` are.
 
     Features are the columns in `features`, otherwise all but the target, the id, the budget, `drop` and what says by its name what people
     allow. A number is clamped to its `bounds` and scaled to [0, 1], a category is one-hot. A missing number (empty, "?" or NaN) becomes the
     middle of its bounds, and is an error where bounds are not given; a missing or unlisted category is a row of zeros. `budget_column`
-    holds epsilons, which need `delta`, or levels of the `policy`; `budgets` are found by the id instead, or are in the order of the rows.
-    `test` is a table of public rows; `test_share` of the private rows are held out, and are not public.
+    holds epsilons, which need `delta`, or levels of the `policy`, and is refused where rows of one holder differ, unless the `strictest` of
+    them is to hold; `budgets` are found by the id instead, or are in the order of the rows. `test` is a table of public rows; `test_share`
+    of the private holders are held out with all of their rows, which are not public.
 
     Guarantee: with bounds, categories and classes given, a training row's features and label depend on that row alone.
     Breaks if: `PrivateScaling` was warned of; or bounds, categories or classes were chosen by looking at the rows.
@@ -83,30 +87,35 @@ def read_table(
     listed = {*reserved, *drop, *(bounds or ()), *(categories or ())}
     named = [column for column in by_name(table) if column not in listed] if features is None else []
     chosen = _features(table, features, reserved, [*drop, *named])
-    holders = None if id_column is None else _keys(table[id_column], id_column)
-    train, held = _split(len(table[target]), test_share, seed)
-    own, apart = _taken(table, train), _taken(table, held)
-    public = None if test is None else _public(path, test, [target, *chosen], holders, id_column)
+    everyone = People.of_rows(len(table[target])) if id_column is None else People.of_names(table[id_column], f'the column "{id_column}"')
+    train, held = _split(len(everyone), test_share, seed)
+    rows, aside = everyone.rows_of(train), everyone.rows_of(held)
+    own, people = _taken(table, rows), everyone.only(train)
+    public = None if test is None else _public(path, test, [target, *chosen], everyone.names, id_column)
     encoding = _encoding(own, chosen, target, bounds or {}, categories or {}, classes)
-    keys = None if holders is None else tuple(holders[row] for row in train)
     if budgets is not None:
-        budgets = _of_rows(budgets, holders, len(table[target]), train)
+        budgets = _of_holders(budgets, everyone, train)
     elif budget_column is not None:
-        budgets = _budgets(own[budget_column], budget_column, policy, delta, keys)
-    refuse_copies(own, chosen, {name: own[name] for name in reserved[1:]}, budgets)
-    training, aside = _encoded(encoding, own), _encoded(encoding, apart)
-    testing = _encoded(encoding, _taken(table, held[:0]) if public is None else public)
-    refuse_trained((training, aside), testing)
+        budgets, as_said = _budgets(own[budget_column], budget_column, policy, delta, people, strictest)
+        refuse_copies(own, chosen, {}, as_said)
+    told = {name: own[name] for name in reserved[1:]}
+    refuse_copies(own, chosen, told, None if budgets is None else people.by_row(budgets), people.ownership)
+    training, apart = _encoded(encoding, own), _encoded(encoding, _taken(table, aside))
+    testing = _encoded(encoding, _taken(table, aside[:0]) if public is None else public)
+    owners = None if everyone.ownership is None else everyone.owners.of_record[np.concatenate([rows, aside])]
+    refuse_trained((training, apart), testing, owners)
     return Data(
         Path(path).name.split(".")[0],
         training,
         testing,
         classes=len(encoding.classes),
         shape=tuple(training.tensors[0].shape[1:]),
-        holders=keys,
+        holders=people.names,
         budgets=budgets,
-        notes=_warned(encoding, len(held), test is not None, named),
-        held_out=aside if len(held) else None,
+        notes=_warned(encoding, _held(everyone, len(held)), test is not None, named),
+        held_out=apart if len(held) else None,
+        ownership=people.ownership,
+        one_holder=ONE_ROW if people.ownership is None else f'all rows that name them in "{id_column}"',
     )
 
 
@@ -123,16 +132,16 @@ def _public(
     return public
 
 
-def _of_rows(budgets: Budgets, holders: Sequence[str] | None, count: int, train: Rows) -> Budgets:
-    """The budgets of the training rows: by key where rows have one, otherwise in the order of the table."""
-    if holders is not None:
-        budgets = budgets.ordered_as(holders)
-    if len(budgets) != count:
+def _of_holders(budgets: Budgets, everyone: People, train: Rows) -> Budgets:
+    """The budgets of those who are trained on: by name where rows have one, otherwise in the order of the table."""
+    if everyone.names is not None:
+        budgets = budgets.ordered_as(everyone.names)
+    if len(budgets) != len(everyone):
         raise SartorError(
-            f"there are {len(budgets)} budgets for {count} rows: give one for each row in their order, or name the column of holders "
-            "(id_column=, --id-column)."
+            f"there are {len(budgets)} budgets for {len(everyone)} rows: give one for each row in their order, or name the column of "
+            "holders (id_column=, --id-column)."
         )
-    names = None if budgets.names is None else [budgets.names[row] for row in train]
+    names = None if budgets.names is None else [budgets.names[holder] for holder in train]
     return Budgets(budgets.epsilon[train], delta=budgets.delta[train], holders=names, reserve=budgets.reserve)
 
 
@@ -182,16 +191,8 @@ def _features(table: Columns, features: Sequence[str] | None, reserved: Sequence
     return chosen
 
 
-def _keys(texts: Sequence[str], column: str) -> list[str]:
-    missing = sum(not text for text in texts)
-    if missing:
-        raise SartorError(f'{missing} of {len(texts)} rows have no key in the column "{column}": every row needs a holder.')
-    refuse_repeated(texts, f'the column "{column}"')
-    return list(texts)
-
-
 def _split(count: int, share: float, seed: int) -> tuple[Rows, Rows]:
-    """Training and held-out rows."""
+    """Holders who are trained on, and those who are held out: never some of a holder's rows."""
     test = min(max(round(share * count), 1), count - 1) if share else 0
     if share and not test:
         raise SartorError("one holder cannot be both trained on and held out; leave test_share out.")
@@ -203,7 +204,11 @@ def _encoded(encoding: _Encoding, table: Columns) -> TensorDataset:
 
 
 def _taken(table: Columns, rows: Rows) -> Columns:
-    return {column: [values[row] for row in rows] for column, values in table.items()}
+    """Some rows, in their order."""
+    if len(rows) == len(next(iter(table.values()))):
+        return table
+    places = rows.tolist()
+    return {column: [values[place] for place in places] for column, values in table.items()}
 
 
 def _encoding(
@@ -216,7 +221,7 @@ def _encoding(
     private: dict[str, list[str]] = {"bounds": [], "categories": [], "classes": []}
     for column in columns:
         if column in lists:
-            if not set(lists[column]) & set(table[column]):
+            if set(lists[column]).isdisjoint(table[column]):
                 raise SartorError(f'none of the categories given for the column "{column}" is in it; check how they are spelled.')
         elif column in ranges:
             continue
@@ -280,17 +285,35 @@ def _seen_classes(texts: Sequence[str], column: str) -> list[str]:
     return seen
 
 
-def _budgets(texts: Sequence[str], column: str, policy: Policy | None, delta: float | None, keys: Sequence[str] | None) -> Budgets:
+def _budgets(
+    texts: Sequence[str], column: str, policy: Policy | None, delta: float | None, people: People, strictest: bool
+) -> tuple[Budgets, Budgets | None]:
+    """What each holder allows; and what each row says, if that is not the same."""
+    first, place = people.said_once(texts)
+    said = _said([texts[row] for row in first], column, policy, delta)
+    budgets = people.one_each(first, said, strictest=strictest)
+    as_said = Budgets(said.epsilon[place], delta=said.delta[place])
+    return budgets, None if as_said == people.by_row(budgets) else as_said
+
+
+def _said(texts: Sequence[str], column: str, policy: Policy | None, delta: float | None) -> Budgets:
     if policy is not None:
-        return Budgets.from_policy(policy, texts, holders=keys)
+        return Budgets.from_policy(policy, texts)
     if any(is_missing(text) for text in texts) or not is_numeric(texts):
         raise SartorError(f'the column "{column}" must hold a number in every row; if it holds levels, give the policy that has them.')
     if delta is None:
         raise SartorError(f'the epsilons in the column "{column}" need a delta.')
-    return Budgets(numbers(texts, column), delta=delta, holders=keys)
+    return Budgets(numbers(texts, column), delta=delta)
 
 
-def _warned(encoding: _Encoding, held: int, separate: bool, named: Sequence[str]) -> tuple[str, ...]:
+def _held(everyone: People, count: int) -> str:
+    """Who is held out, if anybody is. How many rows they have is theirs."""
+    if not count:
+        return ""
+    return f"{count} rows were" if everyone.ownership is None else f"{count} holders, with all of their rows, were"
+
+
+def _warned(encoding: _Encoding, held: str, separate: bool, named: Sequence[str]) -> tuple[str, ...]:
     """Warn of what was taken from private rows, and return the notes that say the same."""
     notes = []
     taken = [f"{what} of {_listed(columns)}" for what, columns in encoding.private.items() if columns]
@@ -301,7 +324,7 @@ def _warned(encoding: _Encoding, held: int, separate: bool, named: Sequence[str]
     if named:
         notes.append(f"By its name {_listed(named)} says what people allow, so it is no feature; if it is one, list it in the schema.")
     if held:
-        notes.append(f"{held} rows were held out of the private table: figures about them are about people who are not protected.")
+        notes.append(f"{held} held out of the private table: figures about them are about people who are not protected.")
         warnings.warn(f"{notes[-1][:-1]}; give a public table (test=).", HeldOut, stacklevel=3)
     if separate:
         notes.append("Test rows come from a table of their own, which is taken to be public.")

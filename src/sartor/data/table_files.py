@@ -41,7 +41,8 @@ def _csv(path: Path) -> Columns:
                     rows.append(row)
         except csv.Error:
             raise SartorError(f"line {reader.line_num} of {path.name} is not CSV.") from None
-    return {name: [row[i].strip() for row in rows] for i, name in enumerate(names)}
+    columns = zip(*rows, strict=True) if rows else ((),) * len(names)
+    return {name: list(map(str.strip, column)) for name, column in zip(names, columns, strict=True)}
 
 
 def _parquet(path: Path) -> Columns:
