@@ -25,7 +25,7 @@ from sartor.errors import (
     SartorError,
     SartorWarning,
 )
-from sartor.exposure import Composition, Exposure, Included, SampledGaussian, exposure_from_json
+from sartor.exposure import Composition, Exposure, Included, SampledGaussian, SampledRecords, exposure_from_json
 from sartor.plans import Plan, plan, schemes
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ __all__ = [
     "Policy",
     "RarelyUsed",
     "SampledGaussian",
+    "SampledRecords",
     "SartorError",
     "SartorWarning",
     "__version__",
