@@ -107,7 +107,7 @@ def test_steps_are_counted_in_whole_numbers(steps):
 
 @pytest.mark.parametrize("records", [0, -1, 2.5, 10**6 + 1, math.nan, math.inf])
 def test_records_are_counted_in_whole_numbers(records):
-    with pytest.raises(ValueError, match="records must be a whole number from 1 to 1e"):
+    with pytest.raises(ValueError, match="records must be a whole number from 1 to 1,000,000"):
         SampledRecords(records, 0.1, 1.0, 1)
 
 

@@ -89,7 +89,7 @@ class SampledRecords:
 
     def __post_init__(self) -> None:
         if not 1 <= self.records <= MOST_RECORDS or self.records != int(self.records):
-            raise ValueError(f"records must be a whole number from 1 to {MOST_RECORDS:g}, not {self.records}.")
+            raise ValueError(f"records must be a whole number from 1 to {MOST_RECORDS:,}, not {self.records}.")
         object.__setattr__(self, "records", int(self.records))
         _check_steps(self)
 

@@ -11,7 +11,7 @@ Proof: let v(S) be the sum, over sigma, of the vectors of a set S of drawn recor
     function of it. By Kahane's inequality (1985) such a mean can only grow with the covariances <v(S), v(T)>, and those are at most
     |S| |T| / sigma^2: those of vectors that all point one way. (Choquette-Choo, Ganesh, Steinke and Thakurta 2024 prove it as the
     mixture of Gaussians mechanism; Charles et al. 2024 use that for people with several records.) Dominating pairs compose.
-Breaks if: records of the holder share a coin, are drawn without replacement or are clipped together; a record depends on another one.
+Breaks if: records share a coin, or are drawn in fixed numbers; somebody else's record depends on one of the holder's.
 """
 
 from __future__ import annotations
