@@ -184,7 +184,8 @@ def test_no_command_on_a_plan_shows_what_three_people_allow(scheme, plans, comma
         shown, every = saved(tmp_path / "plan.json", plan), saved(tmp_path / "all.json", plan, sensitive=True)
         told = tmp_path / "account.json"
         told.write_text(json.dumps(RunAccount(plan, STEPS).to_json()))
-        for arguments in ([shown, "--json"], [every], [every, "--steps", STEPS // 2, "--json"], [told], [tmp_path]):
+        of_person = [[shown, "--records", 20], [every, "--records", 2, "--json"], [every, "--records", 1, "--steps", STEPS // 2]]
+        for arguments in ([shown, "--json"], [every], [every, "--steps", STEPS // 2, "--json"], [told], [tmp_path], *of_person):
             text = command("account", *arguments)
             assert text.strip()
             assert not given_away(text), (population, arguments, text)

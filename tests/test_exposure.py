@@ -12,15 +12,22 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sartor import Composition, Included, SampledGaussian, exposure_from_json
+from sartor import Composition, Included, SampledGaussian, SampledRecords, exposure_from_json
 from sartor.accounting import epsilon
 
 rates = st.floats(0, 1)
 gaussians = st.builds(
     SampledGaussian, rate=rates, noise_multiplier=st.floats(0, allow_nan=False, allow_infinity=True), steps=st.integers(0, 10**9)
 )
+several = st.builds(
+    SampledRecords,
+    records=st.integers(1, 10**6),
+    rate=rates,
+    noise_multiplier=st.floats(0, allow_nan=False, allow_infinity=True),
+    steps=st.integers(0, 10**9),
+)
 exposures = st.recursive(
-    gaussians,
+    gaussians | several,
     lambda inner: st.builds(Composition, st.lists(inner, max_size=4)) | st.builds(Included, rates, inner),
     max_leaves=12,
 )
@@ -54,9 +61,11 @@ def test_infinite_noise_is_the_string_inf():
 def test_numbers_from_arrays_survive_json():
     exposure = SampledGaussian(np.float64(0.25), np.float64(2.0), np.int64(7))
     assert exposure_from_json(json.loads(json.dumps(exposure.to_json()))) == SampledGaussian(0.25, 2.0, 7)
+    of_three = SampledRecords(np.int64(3), np.float64(0.25), np.float64(2.0), np.int64(7))
+    assert exposure_from_json(json.loads(json.dumps(of_three.to_json()))) == SampledRecords(3, 0.25, 2.0, 7)
 
 
-@pytest.mark.parametrize("exposure", [STEP, Composition((STEP,)), Included(0.5, STEP)])
+@pytest.mark.parametrize("exposure", [STEP, SampledRecords(2, 0.01, 1.2, 500), Composition((STEP,)), Included(0.5, STEP)])
 def test_an_exposure_cannot_be_changed(exposure):
     name = dataclasses.fields(exposure)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -74,6 +83,8 @@ def test_a_composition_keeps_no_hold_on_the_callers_list():
 def test_a_rate_is_a_probability(rate):
     with pytest.raises(ValueError, match="rate must lie in"):
         SampledGaussian(rate, 1.0, 1)
+    with pytest.raises(ValueError, match="rate must lie in"):
+        SampledRecords(2, rate, 1.0, 1)
     with pytest.raises(ValueError, match="probability must lie in"):
         Included(rate, STEP)
 
@@ -82,12 +93,22 @@ def test_a_rate_is_a_probability(rate):
 def test_noise_is_not_negative(noise):
     with pytest.raises(ValueError, match="noise_multiplier must be 0 or more"):
         SampledGaussian(0.1, noise, 1)
+    with pytest.raises(ValueError, match="noise_multiplier must be 0 or more"):
+        SampledRecords(2, 0.1, noise, 1)
 
 
 @pytest.mark.parametrize("steps", [-1, 2.5, math.nan, math.inf])
 def test_steps_are_counted_in_whole_numbers(steps):
     with pytest.raises(ValueError, match="steps must be a whole number"):
         SampledGaussian(0.1, 1.0, steps)
+    with pytest.raises(ValueError, match="steps must be a whole number"):
+        SampledRecords(2, 0.1, 1.0, steps)
+
+
+@pytest.mark.parametrize("records", [0, -1, 2.5, 10**6 + 1, math.nan, math.inf])
+def test_records_are_counted_in_whole_numbers(records):
+    with pytest.raises(ValueError, match="records must be a whole number from 1 to 1,000,000"):
+        SampledRecords(records, 0.1, 1.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +123,9 @@ def test_steps_are_counted_in_whole_numbers(steps):
         ({"kind": "sampled_gaussian", "rate": 2, "noise_multiplier": 1.0, "steps": 1}, "rate must lie in"),
         ({"kind": "sampled_gaussian", "rate": 0.1, "noise_multiplier": None, "steps": 1}, "not an exposure"),
         ({"kind": "sampled_gaussian", "rate": 0.1, "noise_multiplier": "nan", "steps": 1}, "not an exposure"),
+        ({"kind": "sampled_records", "rate": 0.1, "noise_multiplier": 1.0, "steps": 1}, "records"),
+        ({"kind": "sampled_records", "records": 0, "rate": 0.1, "noise_multiplier": 1.0, "steps": 1}, "records must be"),
+        ({"kind": "sampled_records", "records": "many", "rate": 0.1, "noise_multiplier": 1.0, "steps": 1}, "not an exposure"),
         ({"kind": "composition", "parts": 3}, "not an exposure"),
         ({"kind": "composition", "parts": [{"kind": "included"}]}, "not an exposure"),
         ({"kind": "included", "probability": 0.5}, "exposure"),
@@ -136,3 +160,36 @@ def test_an_exposure_to_nothing_exports_as_nothing(nothing):
 
 def test_an_inclusion_exports_its_coin_and_what_follows():
     assert Included(0.3, STEP).to_dp_event() == dp_accounting.PoissonSampledDpEvent(0.3, STEP.to_dp_event())
+
+
+# --- several records of one holder ---
+
+
+def test_several_records_export_as_the_binomial_mixture_of_gaussians():
+    whole = SampledRecords(3, 0.2, 1.5, 40).to_dp_event()
+    step = whole.event
+    assert isinstance(whole, dp_accounting.SelfComposedDpEvent)
+    assert whole.count == 40
+    assert step.standard_deviation == 1.5
+    assert step.sensitivities == [0, 1, 2, 3]
+    np.testing.assert_allclose(step.sampling_probs, [0.512, 0.384, 0.096, 0.008], rtol=1e-14)
+
+
+def test_probabilities_that_are_none_are_not_exported():
+    step = SampledRecords(1_000, 1e-6, 1.0, 1).to_dp_event().event
+    assert min(step.sampling_probs) > 0
+    assert len(step.sensitivities) == len(step.sampling_probs) < 1_000
+    PLDAccountant(value_discretization_interval=0.01).compose(step)
+
+
+def test_one_record_is_a_sampled_gaussian_and_records_that_always_enter_are_one_larger_vector():
+    assert SampledRecords(1, 0.01, 1.2, 500).plain == STEP
+    assert SampledRecords(1, 0.01, 1.2, 500).to_dp_event() == STEP.to_dp_event()
+    assert SampledRecords(5, 1.0, 20.0, 3).plain == SampledGaussian(1.0, 4.0, 3)
+    assert SampledRecords(5, 1.0, 20.0, 3).to_dp_event() == SampledGaussian(1.0, 4.0, 3).to_dp_event()
+    assert SampledRecords(2, 0.01, 1.2, 500).plain is None
+
+
+@pytest.mark.parametrize("nothing", [SampledRecords(5, 0.0, 1.0, 5), SampledRecords(5, 0.5, 1.0, 0), SampledRecords(5, 0.5, math.inf, 5)])
+def test_several_records_in_nothing_export_as_nothing(nothing):
+    assert nothing.to_dp_event() == dp_accounting.NoOpDpEvent()

@@ -25,7 +25,7 @@ from sartor.errors import (
     SartorError,
     SartorWarning,
 )
-from sartor.exposure import Composition, Exposure, Included, SampledGaussian, exposure_from_json
+from sartor.exposure import Composition, Exposure, Included, SampledGaussian, SampledRecords, exposure_from_json
 from sartor.ownership import Ownership
 from sartor.plans import Plan, plan, schemes
 
@@ -63,6 +63,7 @@ __all__ = [
     "Policy",
     "RarelyUsed",
     "SampledGaussian",
+    "SampledRecords",
     "SartorError",
     "SartorWarning",
     "__version__",

@@ -1,8 +1,8 @@
 """Exposures: what a mechanism does to one holder, as plain values.
 
 An exposure says nothing about people and computes nothing: accountants read it. Its relation says between which
-data sets a vector moves by what it names. Three kinds are enough for every method here: the sampled Gaussian over some steps, a composition
-of exposures, and "included with probability p, then this exposure".
+data sets a vector moves by what it names. Four kinds are enough for every method here: the sampled Gaussian over some steps, the same for a
+holder who owns several records, a composition of exposures, and "included with probability p, then this exposure".
 Each exports to a `dp_accounting.DpEvent`, so that anyone can check a claim with another accountant.
 
 Example:
@@ -29,6 +29,8 @@ Json: TypeAlias = dict[str, Any]
 
 MOST_STEPS = 10**12
 """Steps beyond this are refused: nothing here is meant for them."""
+MOST_RECORDS = 10**6
+"""Records of one holder beyond this are refused: whoever owns more should be protected by training that clips by holder."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +46,7 @@ class SampledGaussian:
     relation: Relation = ZERO_OUT
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate <= 1:
-            raise ValueError(f"rate must lie in [0, 1], not {self.rate}.")
-        if not self.noise_multiplier >= 0:
-            raise ValueError(f"noise_multiplier must be 0 or more, not {self.noise_multiplier}.")
-        if not 0 <= self.steps <= MOST_STEPS or self.steps != int(self.steps):
-            raise ValueError(f"steps must be a whole number from 0 to {MOST_STEPS:g}, not {self.steps}.")
-        object.__setattr__(self, "rate", float(self.rate))
-        object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
-        object.__setattr__(self, "steps", int(self.steps))
+        _check_steps(self)
 
     def to_json(self) -> Json:
         """This exposure as a JSON document."""
@@ -77,6 +71,76 @@ class SampledGaussian:
 
 
 @dataclass(frozen=True)
+class SampledRecords:
+    """`steps` times: each of the holder's `records` records enters a sum with noise, by a coin of its own, with probability `rate`.
+
+    A record enters as a vector of norm at most 1, and the noise has deviation `noise_multiplier`: what training by record does to a person
+    who owns several. Between neighbours each of the vectors moves by at most 1: under zeroing, all of them vanish at once.
+
+    >>> SampledRecords(records=20, rate=0.01, noise_multiplier=1.0, steps=1_000).plain is None
+    True
+    """
+
+    records: int
+    rate: float
+    noise_multiplier: float
+    steps: int
+    relation: Relation = ZERO_OUT
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.records <= MOST_RECORDS or self.records != int(self.records):
+            raise ValueError(f"records must be a whole number from 1 to {MOST_RECORDS:,}, not {self.records}.")
+        object.__setattr__(self, "records", int(self.records))
+        _check_steps(self)
+
+    @property
+    def plain(self) -> SampledGaussian | None:
+        """The sampled Gaussian that this is: of one record, or of records that always enter together; none where their coins differ."""
+        if self.records == 1 or self.rate == 0 or self.steps == 0 or math.isinf(self.noise_multiplier):
+            return SampledGaussian(self.rate, self.noise_multiplier, self.steps, self.relation)
+        if self.rate == 1:
+            return SampledGaussian(1.0, self.noise_multiplier / self.records, self.steps, self.relation)
+        return None
+
+    def to_json(self) -> Json:
+        """This exposure as a JSON document."""
+        return {
+            "kind": "sampled_records",
+            "records": self.records,
+            "rate": self.rate,
+            "noise_multiplier": to_json_number(self.noise_multiplier),
+            "steps": self.steps,
+            "relation": self.relation.name,
+        }
+
+    def to_dp_event(self) -> DpEvent:
+        """This exposure in the language of dp_accounting: a step is a mixture of Gaussians, as many records of mean as are drawn."""
+        from dp_accounting import dp_event
+        from scipy import stats
+
+        if self.plain is not None:
+            return self.plain.to_dp_event()
+        drawn = range(self.records + 1)
+        chance = stats.binom.pmf(drawn, self.records, self.rate)
+        pairs = [(float(count), float(p)) for count, p in zip(drawn, chance, strict=True) if p > 0]
+        event = dp_event.MixtureOfGaussiansDpEvent(self.noise_multiplier, *(list(column) for column in zip(*pairs, strict=True)))
+        return dp_event.SelfComposedDpEvent(event, self.steps)
+
+
+def _check_steps(exposure: SampledGaussian | SampledRecords) -> None:
+    """Refuse what no step can have, and make numbers plain ones: those of arrays compare, but are not written as JSON."""
+    if not 0 <= exposure.rate <= 1:
+        raise ValueError(f"rate must lie in [0, 1], not {exposure.rate}.")
+    if not exposure.noise_multiplier >= 0:
+        raise ValueError(f"noise_multiplier must be 0 or more, not {exposure.noise_multiplier}.")
+    if not 0 <= exposure.steps <= MOST_STEPS or exposure.steps != int(exposure.steps):
+        raise ValueError(f"steps must be a whole number from 0 to {MOST_STEPS:g}, not {exposure.steps}.")
+    object.__setattr__(exposure, "rate", float(exposure.rate))
+    object.__setattr__(exposure, "noise_multiplier", float(exposure.noise_multiplier))
+    object.__setattr__(exposure, "steps", int(exposure.steps))
+
+
+@dataclass(frozen=True)
 class Composition:
     """Several exposures of the same holder, one after another; later ones may be chosen by what earlier ones released."""
 
@@ -84,7 +148,7 @@ class Composition:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", tuple(self.parts))
-        if not all(isinstance(part, SampledGaussian | Composition | Included) for part in self.parts):
+        if not all(isinstance(part, Exposure) for part in self.parts):
             raise ValueError("a composition is made of exposures.")
         if len({part.relation for part in self.parts}) > 1:
             raise ValueError("exposures under different neighbouring relations do not compose.")
@@ -118,7 +182,7 @@ class Included:
     def __post_init__(self) -> None:
         if not 0 <= self.probability <= 1:
             raise ValueError(f"probability must lie in [0, 1], not {self.probability}.")
-        if not isinstance(self.exposure, SampledGaussian | Composition | Included):
+        if not isinstance(self.exposure, Exposure):
             raise ValueError("what a holder is included in must be an exposure.")
         object.__setattr__(self, "probability", float(self.probability))
 
@@ -138,16 +202,17 @@ class Included:
         return dp_accounting.PoissonSampledDpEvent(self.probability, self.exposure.to_dp_event())
 
 
-Exposure: TypeAlias = SampledGaussian | Composition | Included
+Exposure: TypeAlias = SampledGaussian | SampledRecords | Composition | Included
 
 
 def exposure_from_json(document: Mapping[str, Any]) -> Exposure:
     """The exposure that a JSON document describes."""
     try:
         kind = document["kind"]
-        if kind == "sampled_gaussian":
+        if kind in ("sampled_gaussian", "sampled_records"):
             noise, relation = from_json_number(document["noise_multiplier"]), relation_of(document.get("relation", ZERO_OUT.name))
-            return SampledGaussian(document["rate"], noise, document["steps"], relation)
+            step = (document["rate"], noise, document["steps"], relation)
+            return SampledGaussian(*step) if kind == "sampled_gaussian" else SampledRecords(document["records"], *step)
         if kind == "composition":
             return Composition(tuple(exposure_from_json(part) for part in document["parts"]))
         if kind == "included":
@@ -156,4 +221,4 @@ def exposure_from_json(document: Mapping[str, Any]) -> Exposure:
         raise ValueError(f"this is not an exposure: {error} is missing.") from None
     except (TypeError, AttributeError):
         raise ValueError("this is not an exposure: something in it is of the wrong type.") from None
-    raise ValueError(f'"{kind}" is not a kind of exposure; there are "sampled_gaussian", "composition" and "included".')
+    raise ValueError(f'"{kind}" is not a kind of exposure; there are "sampled_gaussian", "sampled_records", "composition" and "included".')

@@ -9,7 +9,20 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from sartor.accounting import Composition, Included, SampledGaussian, delta, epsilon, losses, pld, profile, spend, spending
+from sartor.accounting import (
+    Composition,
+    Included,
+    SampledGaussian,
+    SampledRecords,
+    delta,
+    epsilon,
+    losses,
+    pld,
+    profile,
+    records,
+    spend,
+    spending,
+)
 
 GRID = 1e-3
 ALL = -60.0  # logarithm of a tail that nobody misses
@@ -109,10 +122,11 @@ def turned(pair: losses.Pair) -> losses.Pair:
     [
         SampledGaussian(0.04, 2.2, 500),
         SampledGaussian(0.5, 3.0, 20),
+        SampledRecords(5, 0.02, 2.0, 300),
         Composition((Included(0.4, SampledGaussian(1.0, 0.7, 1)),) * 3),
         Composition((Included(0.9, SampledGaussian(1.0, 1.5, 2)),) * 4),
     ],
-    ids=["sampled", "often sampled", "included", "often included"],
+    ids=["sampled", "often sampled", "several records", "included", "often included"],
 )
 def test_the_worse_direction_counts_whichever_of_the_two_it_is(monkeypatch, exposure):
     """For these mechanisms it is removing, as far as is known; nothing may rest on that.
@@ -129,10 +143,10 @@ def test_the_worse_direction_counts_whichever_of_the_two_it_is(monkeypatch, expo
         return np.array(found)
 
     right = figures()
-    for name in ("sampled_step", "include"):
-        made = getattr(losses, name)
-        monkeypatch.setattr(losses, name, lambda *given, made=made: turned(made(*given)))
-    worse = pld._evaluate(pld._atoms(exposure), 1e-5, pld._rdp_start(exposure, 1e-5), pld.PLANNING_ACCURACY)
+    for room, name in ((losses, "sampled_step"), (losses, "include"), (records, "records_step")):
+        made = getattr(room, name)
+        monkeypatch.setattr(room, name, lambda *given, made=made: turned(made(*given)))
+    worse = pld._evaluate(pld._atoms(exposure), 1e-5, pld._start(exposure, 1e-5), pld.PLANNING_ACCURACY)
     assert worse.add.epsilon(np.array([1e-5])) > 1.02 * worse.remove.epsilon(np.array([1e-5]))  # or the test would show nothing
     np.testing.assert_allclose(figures(), right, rtol=1e-3)
     spending._memory.clear()

@@ -195,6 +195,140 @@ def test_a_merged_plan_costs_less_in_its_first_steps(run, saved, small_groups):
     assert some[-1]["rdp"] < whole[-1]["rdp"]
 
 
+# --- a person who owns several records ---
+
+
+def test_a_person_with_records_spends_what_the_library_says(run, saved, plan):
+    found = document(run("account", saved(plan), "--records", "20", "--json"))
+    assert found["records"] == 20
+    assert found["accountant"] == "pld"
+    strict, middle, public = found["groups"]
+    assert [list(group) for group in found["groups"]] == [["epsilon", "delta", "holders", "spent", "spent_by_person"]] * 3
+    assert (strict["epsilon"], strict["delta"], strict["holders"]) == (1, 1e-5, 40)
+    for i, group in enumerate((strict, middle)):
+        person = sartor.accounting.epsilon(sartor.plans.persons.person_exposure(plan, i, 20), 1e-5)
+        assert group["spent"] == plan.spent_after(plan.steps, "pld")[i]
+        assert person.lower <= group["spent_by_person"] <= person.upper * 1.001
+        assert group["spent_by_person"] > 5 * group["spent"]
+    assert public == {"epsilon": "inf", "delta": 1e-5, "holders": 20, "spent": "inf", "spent_by_person": "inf"}
+
+
+def test_a_person_with_one_record_spends_what_the_record_does(run, saved, plan, small_groups):
+    for each in (plan, small_groups):
+        for group in document(run("account", saved(each), "--records", "1", "--json"))["groups"]:
+            assert group["spent"] == group["spent_by_person"]
+
+
+def test_a_person_has_spent_less_in_the_first_steps(run, saved, plan):
+    whole, some = (document(run("account", saved(plan), "--records", "5", *steps, "--json"))["groups"] for steps in ([], ["--steps", "50"]))
+    for group in (0, 1):
+        for key in ("spent", "spent_by_person"):
+            assert 0 < some[group][key] < whole[group][key]
+    untouched = document(run("account", saved(plan), "--records", "5", "--steps", "0", "--json"))["groups"]
+    assert [(group["spent"], group["spent_by_person"]) for group in untouched] == [(0, 0)] * 3
+
+
+def test_what_a_person_spends_is_printed_beside_one_record(run, saved, plan):
+    code, out, err = run("account", saved(plan), "--records", "20")
+    assert (code, err) == (0, "")
+    shown = document(run("account", saved(plan), "--records", "20", "--json"))["groups"][0]
+    for words in ("of a person who owns 20", "one record", "a person", f"{shown['spent']:.5g}", f"{shown['spent_by_person']:.5g}", "inf"):
+        assert words in out
+
+
+@pytest.mark.parametrize("records", ["2", "20"])
+def test_a_merged_row_costs_no_less_than_its_members_and_shows_none_of_them(run, saved, small_groups, records):
+    """What a merged row says of a person follows from the ranges that it shows: it is the same for everybody who sees the plan."""
+    shown, every = (
+        document(run("account", saved(small_groups, sensitive=sensitive), "--records", records, "--json"))["groups"]
+        for sensitive in (False, True)
+    )
+    assert [row["spent_by_person"] for row in shown[:2]] == [row["spent_by_person"] for row in every[:2]]
+    ends = np.searchsorted(np.cumsum(small_groups.holders), np.cumsum([row["holders"] for row in shown])) + 1
+    person = sartor.plans.persons.spent_by_person(small_groups, int(records))
+    for row, start, stop in zip(every, [0, *ends[:-1]], ends, strict=True):
+        assert person[start:stop].max() <= most(row["spent_by_person"]) * 1.001
+    for row in every[:2]:
+        assert row["spent_by_person"][0] == 0
+        assert float(f"{row['spent_by_person'][1]:.0e}") == row["spent_by_person"][1]  # one of 1, 2, 5, 10 and so on
+    assert every[-1]["spent_by_person"] == pytest.approx(person[-1], rel=1e-12)
+    assert shown[-1]["spent_by_person"] == pytest.approx(person[-1], rel=1e-3)
+
+
+def test_budgets_of_small_groups_do_not_change_what_a_merged_row_says_of_a_person(run, saved):
+    """However many numbers of records are asked for: two populations that show the same ranges are told the same."""
+    counts, told, own = (2, 3, 5), [], []
+    for strict in (1.02, 1.29):
+        budgets = sartor.Budgets.from_groups([(strict, 3), (1.3, 4), (1.9, 4), (7.0, 40)], delta=1e-5)
+        plan = sartor.plan(budgets, "scale", steps=50, batch=5, accountant="rdp")
+        path = saved(plan, sensitive=True)
+        rows = [document(run("account", path, "--records", str(count), "--json"))["groups"] for count in counts]
+        told.append([groups[0]["spent_by_person"] for groups in rows])
+        own.append([plan.view.value(sartor.plans.persons.spent_by_person(plan, count), slice(0, 3)) for count in counts])
+    assert told[0] == told[1]
+    assert own[0] != own[1]  # ranges of their own figures would tell one from the other
+
+
+def test_a_large_group_that_is_treated_as_a_small_one_shows_a_range(run, saved):
+    budgets = sartor.Budgets.from_groups([(1.21, 3), (2.0, 4), (2.5, 5), (7.0, 400)], delta=1e-5)
+    alike = sartor.plan(budgets, "uniform", steps=50, batch=5, accountant="rdp")
+    row = document(run("account", saved(alike, sensitive=True), "--records", "4", "--json"))["groups"][-1]
+    low, high = row["spent_by_person"]
+    assert low < sartor.plans.persons.spent_by_person(alike, 4)[-1] < high
+    assert high >= 2 * low
+
+
+def coins(holders=(400, 400)):
+    stages = [sartor.plans.Stage(10, 4.0, [0.02, 0.03], 0.5), sartor.plans.Stage(10, 4.0, [0.02, 0.03], 0.5, inclusion=0.5)]
+    return sartor.Plan("given", "rdp", 20.0, 1.0, [5.0, 9.0], [1e-5, 1e-5], holders, stages)
+
+
+@pytest.mark.parametrize("sensitive", [False, True])
+@pytest.mark.parametrize("holders", [(400, 400), (4, 400)])
+def test_a_plan_with_coins_is_refused(run, saved, holders, sensitive):
+    code, out, err = run("account", saved(coins(holders), sensitive=sensitive), "--records", "2")
+    assert refused(code, out, err)
+    assert "coin for each stage" in err
+
+
+@pytest.mark.parametrize("inclusion", [None, 3, ["often", 1.0], [[1.0], 1.0]])
+def test_a_merged_plan_with_damaged_coins_is_refused(run, tmp_path, inclusion):
+    damaged = coins((4, 400)).to_json()
+    damaged["stages"][1]["inclusion"] = inclusion
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(damaged))
+    assert refused(*run("account", path, "--records", "2"))
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--records", "0"], "records must be a whole number from 1 to 1,000,000, not 0"),
+        (["--records", "-4"], "not -4"),
+        (["--records", "1000001"], "not 1000001"),
+        (["--records", "99999999999999999999"], "whole number"),
+        (["--records", "2.5"], "--records"),
+        (["--records", "many"], "--records"),
+        (["--records", "2", "--steps", "201"], "the plan has 200 steps"),
+        (["--records", "1", "--steps", "-1"], "the plan has 200 steps"),
+        (["--records", "2", "--rate", "0.1"], "either a plan or"),
+    ],
+)
+@pytest.mark.parametrize("which", ["plan", "small_groups"])
+def test_records_that_nobody_owns_are_refused(run, saved, request, which, arguments, reason, form):
+    code, out, err = run("account", saved(request.getfixturevalue(which)), *arguments, *form)
+    assert refused(code, out, err)
+    assert reason in err
+
+
+def test_records_without_a_plan_are_refused(run):
+    for arguments in ([], MECHANISM):
+        code, out, err = run("account", *arguments, "--records", "2")
+        assert refused(code, out, err)
+        assert "give a plan" in err
+
+
 # --- bad input ---
 
 

@@ -29,7 +29,7 @@ from sartor.accounting.rdp import Conversion
 from sartor.accounting.solve import noise_for, rate_for, steps_for
 from sartor.accounting.spending import Array, spend
 from sartor.errors import SartorError
-from sartor.exposure import Composition, Exposure, Included, SampledGaussian
+from sartor.exposure import Composition, Exposure, Included, SampledGaussian, SampledRecords
 
 __all__ = [
     "Accountant",
@@ -39,6 +39,7 @@ __all__ = [
     "Exposure",
     "Included",
     "SampledGaussian",
+    "SampledRecords",
     "accountants",
     "delta",
     "epsilon",
@@ -157,7 +158,9 @@ def _judge(name: str, exposures: list[Exposure]) -> Accountant:
     judge = accountants.find(name)
     for exposure in exposures:
         if not judge.supports(exposure):
-            raise SartorError(f'the accountant "{name}" cannot judge this exposure ({exposure.relation.name}).')
+            what = "" if rdp.knows(exposure) else "several records of one holder, "
+            others = "".join(f'; "{other}" can' for other in accountants.names() if accountants.find(other).supports(exposure))
+            raise SartorError(f'the accountant "{name}" cannot judge this exposure ({what}{exposure.relation.name}){others}.')
     return judge
 
 

@@ -34,12 +34,13 @@ def delta_of(mu: float | Array, epsilon: Array) -> Array:
     Guarantee: exact in both directions, which are alike (Balle and Wang 2018, theorem 8).
     """
     ratio, eps = np.broadcast_arrays(np.asarray(mu, float), epsilon)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         log_second = eps + log_ndtr(-eps / ratio - ratio / 2)
         log_first = log_ndtr(-eps / ratio + ratio / 2)
         # Phi(a) - e^eps Phi(b) as Phi(a) (1 - exp(log_second - log_first)), which keeps the digits of small deltas
         found = ndtr(-eps / ratio + ratio / 2) * -np.expm1(np.minimum(log_second - log_first, 0.0))
-    return np.where(ratio == 0, 0.0, np.where(np.isinf(ratio), 1.0, found))
+    # an epsilon beyond the range of floats over the ratio is out of everybody's reach
+    return np.where((ratio == 0) | np.isneginf(log_first), 0.0, np.where(np.isinf(ratio), 1.0, found))
 
 
 def epsilon_of(mu: float | Array, delta: Array) -> Array:

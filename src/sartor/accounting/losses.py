@@ -29,6 +29,7 @@ Array = NDArray[np.float64]
 
 MOST_POINTS = 1 << 21  # of a grid: bounds the memory of one evaluation to some 100 MB
 _MOST_LIFT = 18.0  # exponent up to which undoing the tilt may lift rounding errors of 1e-15
+_APART = 100.0  # points of a grid so far apart have nothing to do with each other
 _CHERNOFF = (3.0, 5.0, 7.0, 10.0, 1.5, 15.0, 0.7, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)  # exponents, in inverse deviations of the sum
 
 
@@ -80,31 +81,55 @@ def sampled_step(rate: float, noise_multiplier: float, grid: float, log_tail: fl
     edge = log_ratio_at(node[1:] * grid, rate) / mu + mu / 2
     below = np.append(-np.inf, edge[:-1]) if bounded else np.append(low, edge[:-1])
     below = np.minimum(below, edge)
-    without = _interval(below, edge)
-    included = _interval(below - mu, edge - mu)
-    mixture = (1 - rate) * without + rate * included
-    # the share of each cell's mass that goes to its upper end, so that both P and Q keep their mass
-    a, span = node[:-1] * grid, -np.expm1(-grid)
+    without = interval(below, edge)
+    mixture = (1 - rate) * without + rate * interval(below - mu, edge - mu)
+    top = edge[-1]
+    above = ((1 - rate) * float(ndtr(-top)) + rate * float(ndtr(mu - top)), float(ndtr(-top)))
+    cut_off = (0.0, 0.0) if bounded else ((1 - rate) * float(ndtr(low)) + rate * float(ndtr(low - mu)), float(ndtr(low)))
+    return pair_of(Cells(grid, first, mixture, without, above, cut_off), tilt)
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Masses of a step's outputs, with the holder and without, by where their loss lies.
+
+    `mixture[i]` and `without[i]` are those of losses between (first + i) * grid and the next point; `above` and `below` are pairs of the
+    two masses beyond the last point and before the first.
+    """
+
+    grid: float
+    first: int
+    mixture: Array
+    without: Array
+    above: tuple[float, float]
+    below: tuple[float, float]
+
+
+def pair_of(cells: Cells, tilt: float) -> Pair:
+    """The losses of a step on its grid: the mass of a cell goes to its two ends, so that both P and Q keep theirs.
+
+    What lies beyond the ends is infinite in one direction, and moved inwards, to a larger loss, in the other. `tilt` is where `spread` is
+    measured.
+    """
+    grid, mixture, without = cells.grid, cells.mixture, cells.without
+    a, span = (cells.first + np.arange(len(mixture))) * grid, -np.expm1(-grid)
+    # the share of each cell's mass that goes to its upper end
     up_remove = np.clip((mixture - without * np.exp(np.minimum(a, 700.0))) / span, 0.0, mixture)
     up_add = np.clip((without - mixture * np.exp(np.minimum(-(a + grid), 700.0))) / span, 0.0, without)
-    remove = np.zeros(len(node))
+    remove = np.append(mixture - up_remove, 0.0)
     remove[1:] += up_remove
-    remove[:-1] += mixture - up_remove
-    add = np.zeros(len(node))
-    add[:-1] += up_add  # node k carries the loss -k in this direction, so "up" is the lower index
+    add = np.append(up_add, 0.0)  # node k carries the loss -k in this direction, so "up" is the lower index
     add[1:] += without - up_add
-    top = edge[-1]
-    remove_infinite = (1 - rate) * float(ndtr(-top)) + rate * float(ndtr(mu - top))
-    add[-1] += float(ndtr(-top))
-    add_infinite = 0.0
-    if not bounded:
-        remove[0] += (1 - rate) * float(ndtr(low)) + rate * float(ndtr(low - mu))
-        add_infinite = float(ndtr(low))
+    remove[1] += cells.below[0]  # not the first point, which may lie below the cut
+    add[-1] += cells.above[1]
     weight = np.exp(np.minimum(tilt * a, 700.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.nan_to_num(up_remove * (mixture - up_remove) / mixture)
     spread = grid**2 * float(weight @ variance) / float(weight @ mixture)
-    return Pair(grid, LossDistribution(first, remove, remove_infinite), LossDistribution(-last, add[::-1].copy(), add_infinite), spread)
+    last = cells.first + len(mixture)
+    return Pair(
+        grid, LossDistribution(cells.first, remove, cells.above[0]), LossDistribution(-last, add[::-1].copy(), cells.below[1]), spread
+    )
 
 
 def _loss_at(g: float, rate: float, mu: float) -> float:
@@ -113,7 +138,7 @@ def _loss_at(g: float, rate: float, mu: float) -> float:
         return float(np.logaddexp(np.log1p(-rate) if rate < 1 else -np.inf, np.log(rate) + exponent))
 
 
-def _interval(low: Array, high: Array) -> Array:
+def interval(low: Array, high: Array) -> Array:
     """Mass of the standard normal between two points, without cancellation in the upper tail."""
     flip = low > 0
     mass: Array = ndtr(np.where(flip, -low, high)) - ndtr(np.where(flip, -high, low))
@@ -215,7 +240,10 @@ class Composed:
         # sum over j >= i of w_j exp(loss_i - loss_j), as exp(loss_i) times a suffix sum, in blocks that cannot overflow
         lower = np.zeros(len(self.weight) + 1)
         span = self.loss[1] - self.loss[0] if len(self.loss) > 1 else 1.0
-        block = max(1, int(300 / span))
+        if span > _APART:
+            lower[:-1] = self.weight  # what larger losses add is left out: less is taken off the divergence
+            return upper, lower
+        block = int(300 / span)
         carry, stop = 0.0, len(self.weight)
         while stop > 0:
             start = max(0, stop - block)

@@ -6,20 +6,25 @@ memory would not suffice. How losses are discretised and composed, and why that 
 Discretisation adds to the loss a term of mean zero under Q's exponential, within one grid step, so at Rényi order a it costs at
 most about a/2 times the variance added: the grid is halved until that is below the accuracy asked for. The same term gives the lower
 bound: by Azuma and Hoeffding, n steps move the loss by at most n h^2/8 + h sqrt(n log(1/eta) / 2) but for probability eta.
+
+A search begins at Rényi's figure, and falls back to it. Several records of one holder have none: there it is Chernoff's bound on losses of
+a coarse grid, which is Rényi's bound but for what is cut off.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.accounting import gaussian, losses, rdp
+from sartor.accounting import gaussian, losses, rdp, records
+from sartor.accounting.chernoff import Chernoff, best_tilt
 from sartor.accounting.losses import MOST_POINTS, Composed, LossDistribution, Pair, TooFine
 from sartor.accounting.use import probability_of_use
 from sartor.errors import Infeasible
-from sartor.exposure import Composition, Exposure, Included, SampledGaussian
+from sartor.exposure import Composition, Exposure, Included, SampledGaussian, SampledRecords
 
 Array = NDArray[np.float64]
 
@@ -41,9 +46,14 @@ _MOST_WHILE_PLANNING = 1 << 19  # points of a grid: where rare large losses need
 _COARSER = 1.05  # than the finest grid that memory allows: windows do not shrink exactly as grids grow
 _NO_FINER = 0.8  # of the grid that a figure was found on: what lies between is not worth another evaluation
 _BLUR = 0.01  # share of epsilon that a window too narrow may cost before a wider one on a coarser grid is tried
-_MOST_TILTS = 30
 _EXACT_BELOW = 600.0  # epsilon of one sampled step: beyond, its closed form is only a bound from above
 _LEAST_NOISE = 0.02  # noise multiplier below which the Rényi bound is used instead
+_COARSE_POINTS = 1 << 14  # of the grid where a search begins without Rényi
+_FINEST_START = 1e-12  # of such a grid, which is made coarser until its points suffice
+_LOG_CUTS = (-20.0, -40.0, -80.0, -150.0)  # masses to cut off where delta is not yet known: it misses one of them little
+
+
+_Atom: TypeAlias = SampledGaussian | SampledRecords | Included
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class _Atoms:
     """An exposure taken apart: one Gaussian of ratio `mu`, and sampled or included parts with how often each occurs."""
 
     mu: float
-    parts: tuple[tuple[SampledGaussian | Included, int], ...]
+    parts: tuple[tuple[_Atom, int], ...]
     ever: float  # probability that the holder is used at all: bounds the total variation
 
     @property
@@ -72,14 +82,14 @@ class _Atoms:
 
 
 def _least_noise(exposure: Exposure) -> float:
-    if isinstance(exposure, SampledGaussian):
+    if isinstance(exposure, SampledGaussian | SampledRecords):
         return exposure.noise_multiplier if exposure.rate > 0 and exposure.steps > 0 else np.inf
     inner = exposure.parts if isinstance(exposure, Composition) else (exposure.exposure,)
     return min((_least_noise(part) for part in inner), default=np.inf)
 
 
 def _steps(atom: Exposure) -> int:
-    if isinstance(atom, SampledGaussian):
+    if isinstance(atom, SampledGaussian | SampledRecords):
         return 1
     if isinstance(atom, Included):
         return 1 + _atoms(atom.exposure).steps
@@ -87,7 +97,7 @@ def _steps(atom: Exposure) -> int:
 
 
 def _atoms(exposure: Exposure) -> _Atoms:
-    squared, counts = 0.0, dict[SampledGaussian | Included, int]()
+    squared, counts = 0.0, dict[_Atom, int]()
     stack = [exposure]
     while stack:
         part = stack.pop()
@@ -98,11 +108,20 @@ def _atoms(exposure: Exposure) -> _Atoms:
                 stack.append(part.exposure)
             elif part.probability > 0:
                 counts[part] = counts.get(part, 0) + 1
+        elif isinstance(part, SampledRecords):
+            if part.plain is not None:
+                stack.append(part.plain)
+            elif part.noise_multiplier == 0:
+                squared = np.inf
+            else:
+                drawn = SampledRecords(part.records, part.rate, part.noise_multiplier, 1)
+                counts[drawn] = counts.get(drawn, 0) + part.steps
         elif part.rate > 0 and part.steps > 0 and np.isfinite(part.noise_multiplier):
             if part.noise_multiplier == 0:
                 squared = np.inf
             elif part.rate == 1:
-                squared += part.steps / part.noise_multiplier**2
+                ratio = 1 / part.noise_multiplier
+                squared += part.steps * ratio * ratio  # a square of the noise itself may overflow
             else:
                 one = SampledGaussian(part.rate, part.noise_multiplier, 1)
                 counts[one] = counts.get(one, 0) + part.steps
@@ -116,9 +135,11 @@ def _pairs(atoms: _Atoms, grid: float, log_tail: float, tilt: float, most: int =
     return pairs
 
 
-def _pair(atom: SampledGaussian | Included, grid: float, log_tail: float, tilt: float, most: int) -> Pair:
+def _pair(atom: _Atom, grid: float, log_tail: float, tilt: float, most: int) -> Pair:
     if isinstance(atom, SampledGaussian):
         return losses.sampled_step(atom.rate, atom.noise_multiplier, grid, log_tail, tilt, most)
+    if isinstance(atom, SampledRecords):
+        return records.records_step(atom.records, atom.rate, atom.noise_multiplier, grid, log_tail, tilt, most)
     pairs = _pairs(_atoms(atom.exposure), grid, log_tail, 0.0, most)
     if not pairs:
         nothing = LossDistribution(0, np.ones(1), 0.0)
@@ -204,7 +225,7 @@ def _tilted(
     what was cut off above counts for too much, less is cut off. Neither changes what the result promises. What was composed `before`, on
     another grid, says which tilt is strong enough.
     """
-    tilt = _best_tilt(parts, grid, delta, tilt) if before is None or before.tilt > 0 else 0.0
+    tilt = best_tilt(parts, grid, delta, tilt) if before is None or before.tilt > 0 else 0.0
     log_cut = _CUT if tilt > 0 else np.log(delta) + _CUT
     if before is not None:
         tilt = min(tilt, before.tilt)
@@ -228,20 +249,6 @@ def _tilted(
     return composed
 
 
-def _best_tilt(parts: list[tuple[LossDistribution, int]], grid: float, delta: float, tilt: float) -> float:
-    """Where the Chernoff bound on epsilon is smallest."""
-    bound = {tilt: (losses.cumulant(parts, grid, tilt) - np.log(delta)) / tilt}
-    for factor in (1.5, 1 / 1.5):
-        best = min(bound, key=lambda t: bound[t])
-        for _ in range(_MOST_TILTS):
-            trial = best * factor
-            bound[trial] = (losses.cumulant(parts, grid, trial) - np.log(delta)) / trial
-            if bound[trial] >= bound[best]:
-                break
-            best = trial
-    return min(bound, key=lambda t: bound[t])
-
-
 def _blurred(composed: Composed, delta: float) -> bool:
     """Whether epsilon is out of sight, or what was cut off and is counted as infinite moves it by more than any grid would."""
     at = float(composed.epsilon(np.array([delta]))[0])
@@ -260,11 +267,45 @@ def _chunks(delta: Array) -> list[NDArray[np.int64]]:
     return chunks
 
 
-def _rdp_start(exposure: Exposure, delta: float) -> tuple[float, float]:
-    """Rényi's epsilon and order: where the search begins, and what it falls back to."""
+def _start(exposure: Exposure, delta: float) -> tuple[float, float]:
+    """A bound on epsilon and its order: where the search begins, and what it falls back to. Rényi's, where there is one."""
+    if not rdp.knows(exposure):
+        found, order = _coarse(exposure, float(np.log(delta) + _CUT)).epsilon(delta)
+        return min(found, float(gaussian.epsilon_of(_always_drawn(exposure), np.array([delta]))[0])), order
     epsilon = rdp.epsilon_of([exposure], np.array([delta]), rdp.ORDERS, "balle")
     values = rdp.curve(exposure) - np.log(delta) / (rdp.ORDERS - 1)
     return float(epsilon[0]), float(rdp.ORDERS[int(np.argmin(values))])
+
+
+def _start_of_delta(exposure: Exposure, epsilon: float) -> float:
+    """A bound on delta, to begin with and to fall back to."""
+    if not rdp.knows(exposure):
+        always = float(gaussian.delta_of(_always_drawn(exposure), np.array([epsilon]))[0])
+        return min(always, probability_of_use(exposure), *(_coarse(exposure, cut).delta(epsilon) for cut in _LOG_CUTS))
+    return float(rdp.delta_of([exposure], np.array([epsilon]), rdp.ORDERS, "balle")[0])
+
+
+def _always_drawn(exposure: Exposure) -> float:
+    """The ratio of the Gaussian that an exposure is if every coin falls for the holder: the most that can happen to them."""
+    if isinstance(exposure, Composition):
+        return float(np.linalg.norm([_always_drawn(part) for part in exposure.parts]))
+    if isinstance(exposure, Included):
+        return _always_drawn(exposure.exposure)
+    together = exposure.records if isinstance(exposure, SampledRecords) else 1
+    return float(together * np.sqrt(exposure.steps) / exposure.noise_multiplier) if exposure.noise_multiplier > 0 else np.inf
+
+
+def _coarse(exposure: Exposure, log_cut: float) -> Chernoff:
+    """Losses on the finest grid of few points, in whose composition about exp(log_cut) is cut off."""
+    atoms, grid = _atoms(exposure), _FINEST_START
+    log_tail = log_cut - float(np.log(atoms.steps))
+    while True:
+        try:
+            pairs = _pairs(atoms, grid, log_tail, 0.0, _COARSE_POINTS)
+        except TooFine as fine:
+            grid *= _COARSER * max(fine.excess, 1.0)
+        else:
+            return Chernoff.of(grid, [[(getattr(pair, way), count) for pair, count in pairs] for way in ("remove", "add")])
 
 
 def epsilon_bounds(
@@ -280,7 +321,7 @@ def epsilon_bounds(
     if not len(open_):
         return low, middle, high
     if atoms.harsh:
-        rényi = np.array([_rdp_start(exposure, float(delta[i]))[0] for i in open_])
+        rényi = np.array([_start(exposure, float(delta[i]))[0] for i in open_])
         middle[open_], high[open_] = rényi, rényi
         return low, middle, high
     if atoms.single is not None or not atoms.parts or np.isinf(atoms.mu):
@@ -295,7 +336,7 @@ def epsilon_bounds(
         return low, middle, high
     for chunk in _chunks(delta[open_]):
         rows = open_[chunk]
-        fallback = [starts[i] if starts is not None else _rdp_start(exposure, float(delta[i])) for i in rows]
+        fallback = [starts[i] if starts is not None else _start(exposure, float(delta[i])) for i in rows]
         middle_row = len(rows) // 2
         found = _evaluate(atoms, float(delta[rows[middle_row]]), fallback[middle_row], accuracy)
         rényi = np.array([epsilon for epsilon, _ in fallback])
@@ -328,12 +369,12 @@ def delta_bounds(exposure: Exposure, epsilon: Array, accuracy: float) -> tuple[A
         return exact, exact, exact
     low, middle, high = (np.zeros_like(epsilon) for _ in range(3))
     if atoms.harsh:
-        middle = high = np.array([float(rdp.delta_of([exposure], np.array([eps]), rdp.ORDERS, "balle")[0]) for eps in epsilon])
+        middle = high = np.array([_start_of_delta(exposure, float(eps)) for eps in epsilon])
         return low, middle, high
     for i, eps in enumerate(epsilon):
-        rényi = float(rdp.delta_of([exposure], np.array([eps]), rdp.ORDERS, "balle")[0])
+        rényi = _start_of_delta(exposure, float(eps))
         target = max(rényi / 10, 1e-300)
-        found = _evaluate(atoms, target, _rdp_start(exposure, target), accuracy)
+        found = _evaluate(atoms, target, _start(exposure, target), accuracy)
         at = np.array([eps])
         if found is None:
             low[i], middle[i], high[i] = 0.0, rényi, rényi
@@ -359,7 +400,7 @@ class Profile:
         if self._atoms.harsh:
             raise Infeasible("a noise multiplier below 0.02 hides next to nothing: its privacy profile is not computed.")
         if _exact_delta(self._atoms, np.zeros(1)) is None:
-            self._compose(_rdp_start(exposure, PROFILE_DELTA) if start is None else start)
+            self._compose(_start(exposure, PROFILE_DELTA) if start is None else start)
 
     def _compose(self, start: tuple[float, float]) -> None:
         epsilon, order = start if np.isfinite(start[0]) and start[0] > 0 else (1.0, 1 + np.log(1 / PROFILE_DELTA))

@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from sartor.accounting.special import gammaln
 from sartor.accounting.use import probability_of_use
-from sartor.exposure import Composition, Exposure, Included, SampledGaussian
+from sartor.errors import SartorError
+from sartor.exposure import Composition, Exposure, Included, SampledGaussian, SampledRecords
 
 Array = NDArray[np.float64]
 Conversion = Literal["balle", "mironov"]
@@ -178,7 +179,25 @@ def curve(exposure: Exposure, orders: ArrayLike = ORDERS) -> Array:
         return np.asarray(np.sum([np.zeros(len(a)), *(curve(part, a) for part in exposure.parts)], axis=0))
     if isinstance(exposure, Included):
         return _included(exposure, a)
+    if isinstance(exposure, SampledRecords):
+        return curve(_as_one(exposure), a)
     raise TypeError(f"{type(exposure).__name__} is not an exposure that the Rényi accountant knows.")
+
+
+def knows(exposure: Exposure) -> bool:
+    """Whether this room has a bound for an exposure: for all but several records of one holder that are drawn one by one."""
+    if isinstance(exposure, Composition):
+        return all(knows(part) for part in exposure.parts)
+    if isinstance(exposure, Included):
+        return knows(exposure.exposure)
+    return isinstance(exposure, SampledGaussian) or exposure.plain is not None
+
+
+def _as_one(exposure: SampledRecords) -> SampledGaussian:
+    plain = exposure.plain
+    if plain is None:
+        raise SartorError('several records of one holder, drawn one by one, have no Rényi bound here; ask the accountant "pld".')
+    return plain
 
 
 _LARGEST_INCLUDED_ORDER = 256
@@ -314,6 +333,8 @@ def _smooth_curve(exposure: Exposure, orders: Array) -> Array:
         return np.asarray(np.sum([np.zeros(len(orders)), *(_smooth_curve(part, orders) for part in exposure.parts)], axis=0))
     if isinstance(exposure, Included):
         return np.full(len(orders), np.inf)
+    if isinstance(exposure, SampledRecords):
+        return _smooth_curve(_as_one(exposure), orders)
     if exposure.steps == 0:
         return np.zeros(len(orders))
     return np.asarray(exposure.steps * at_large_orders(np.array([exposure.rate]), np.array([exposure.noise_multiplier]), orders)[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.exposure import Composition, Exposure, SampledGaussian
+from sartor.exposure import Composition, Exposure, SampledGaussian, SampledRecords
 
 Array = NDArray[np.float64]
 
@@ -22,10 +22,11 @@ def probability_of_use(exposure: Exposure) -> float:
 
 
 def _log_never(exposure: Exposure) -> float:
-    if isinstance(exposure, SampledGaussian):
+    if isinstance(exposure, SampledGaussian | SampledRecords):
         if exposure.steps == 0 or exposure.rate == 0 or np.isinf(exposure.noise_multiplier):
             return 0.0
-        return float(exposure.steps * np.log1p(-exposure.rate)) if exposure.rate < 1 else -np.inf
+        coins = exposure.steps * (exposure.records if isinstance(exposure, SampledRecords) else 1)
+        return float(coins * np.log1p(-exposure.rate)) if exposure.rate < 1 else -np.inf
     if isinstance(exposure, Composition):
         return float(sum(_log_never(part) for part in exposure.parts))
     used = exposure.probability * probability_of_use(exposure.exposure)

@@ -87,6 +87,11 @@ def _of_records(plan: Plan) -> dict[str, Any]:
     return {**known, "records_per_holder": most, "combine": plan.combine}
 
 
+def is_by_holder(document: Mapping[str, Any]) -> bool:
+    """Whether the plan in a document was made for holders with several records."""
+    return document.get("records") is not None or document.get("records_per_holder") is not None
+
+
 def _every(plan: Plan, names: tuple[str, ...]) -> list[dict[str, Any]]:
     columns = {name: _column(plan, name) for name in names}
     turns = is_plain(plan)
