@@ -26,7 +26,7 @@ from sartor.budgets import Budgets
 from sartor.errors import InvalidBudget
 from sartor.immutable import immutable
 from sartor.mixing import STEP, mixed
-from sartor.names import alike
+from sartor.names import alike, of_nobody, of_several
 
 Places = NDArray[np.int64]
 
@@ -34,16 +34,26 @@ _SEVERAL = (list, tuple, set, frozenset, dict, np.ndarray)
 
 
 class Ownership:
-    """The holder of each record, by their place in the budgets; every holder has a record at least. Made by `Ownership.of`."""
+    """The holder of each record, by their place in the budgets; every holder has a record at least. Made by `Ownership.of`.
 
-    def __init__(self, of_record: ArrayLike, holders: int) -> None:
+    One that was made by names keeps them, and serves no budgets with other names or in another order.
+    """
+
+    of_record: Places
+    holders: int
+    names: tuple[str, ...] | None
+
+    def __init__(self, of_record: ArrayLike, holders: int, names: Sequence[str] | None = None) -> None:
         given = np.asarray(of_record)
         if given.ndim != 1 or not given.size or given.dtype.kind not in "iu":
             raise InvalidBudget("an ownership needs the holder of each record as one whole number, their place in the budgets.")
         if given.min() < 0 or given.max() >= holders:
             raise InvalidBudget(f"records name a holder outside 0 to {holders - 1}.")
-        self.of_record: Places = immutable(given, np.int64)
-        self.holders = int(holders)
+        if names is not None and len(names) != holders:
+            raise InvalidBudget(f"there are {len(names)} names for {holders} holders.")
+        values = {"of_record": immutable(given, np.int64), "holders": int(holders), "names": None if names is None else tuple(names)}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
         without = int((self.counts == 0).sum())
         if without:
             raise InvalidBudget(
@@ -54,6 +64,8 @@ class Ownership:
     @classmethod
     def of(cls, record_holders: Iterable[Any], budgets: Budgets) -> Ownership:
         """From one name for each record, found among the names of the budgets. Names are compared as text: 7 is "7"."""
+        if not isinstance(budgets, Budgets):
+            raise InvalidBudget("give one name for each record first, and then the budgets.")
         if budgets.names is None:
             raise InvalidBudget("these budgets carry no names: give them with holders=[...], one name for each budget.")
         names = _names(record_holders)
@@ -65,7 +77,20 @@ class Ownership:
             near = sum(alike(name) in known for name, i in zip(names, found, strict=True) if i < 0)
             how = f" ({near} of them differ from one only in spaces, case or the way a number is written)" if near else ""
             raise InvalidBudget(f"{unknown} of {len(names)} records name a holder who has no budget{how}: every holder needs one.")
-        return cls(found, len(budgets))
+        return cls(found, len(budgets), budgets.names)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("an ownership cannot be changed: a run that has begun would not follow; make another one.")
+
+    def check(self, budgets: Budgets) -> None:
+        """Refuse budgets of other people, or in another order than these places are in."""
+        if self.holders != len(budgets):
+            raise InvalidBudget(f"the ownership is of {self.holders} holders, but there are {len(budgets)} budgets.")
+        if self.names is not None and self.names != budgets.names:
+            raise InvalidBudget(
+                "the ownership was made for budgets with other names, or in another order, so records would get other people's budgets: "
+                "make it from these budgets (sartor.Ownership.of(names, budgets))."
+            )
 
     @classmethod
     def gather(cls, record_holders: Iterable[Any], budgets: Budgets, *, strictest: bool = False) -> tuple[Budgets, Ownership]:
@@ -96,7 +121,7 @@ class Ownership:
                 "hold (strictest=True, --strictest)."
             )
         people = Budgets(least[0], delta=least[1], holders=list(place), reserve=budgets.reserve)
-        return people, cls(of_record, len(place))
+        return people, cls(of_record, len(place), people.names)
 
     def __len__(self) -> int:
         """Records."""
@@ -143,21 +168,22 @@ class Ownership:
 
     def only(self, records: Places, budgets: Budgets) -> tuple[Budgets, Ownership]:
         """The budgets and the ownership of some records alone: holders of none of them are left out."""
+        self.check(budgets)
         owners = self.of_record[records]
         kept = np.unique(owners)
         names = None if budgets.names is None else [budgets.names[i] for i in kept]
         people = Budgets(budgets.epsilon[kept], delta=budgets.delta[kept], holders=names, reserve=budgets.reserve)
-        return people, Ownership(np.searchsorted(kept, owners), len(kept))
+        return people, Ownership(np.searchsorted(kept, owners), len(kept), None if self.names is None else people.names)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Ownership):
             return NotImplemented
-        return self.holders == other.holders and np.array_equal(self.of_record, other.of_record)
+        return (self.holders, self.names) == (other.holders, other.names) and np.array_equal(self.of_record, other.of_record)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ownership, (self.of_record, self.holders)
+        return Ownership, (self.of_record, self.holders, self.names)
 
     def __repr__(self) -> str:
         return f"Ownership({self.holders:,} holders, {len(self):,} records)"
@@ -165,19 +191,43 @@ class Ownership:
 
 def _names(record_holders: Iterable[Any]) -> Sequence[str]:
     """One name for each record, as text."""
-    if isinstance(record_holders, str | bytes):
-        raise InvalidBudget("give one name for each record, not one text.")
+    if isinstance(record_holders, str | bytes | Budgets):
+        raise InvalidBudget("give one name for each record first, and then the budgets.")
     given = list(record_holders.tolist() if hasattr(record_holders, "tolist") else record_holders)
     several = sum(isinstance(name, _SEVERAL) for name in given)
     if several:
         raise InvalidBudget(
             f"{several} of {len(given)} records name several holders: what one allows would bind the others' data too, so no budget covers "
-            "such a record; leave it out, or give it to one holder."
+            "such a record; leave it out, or give it to one holder (a name of several parts as one text)."
         )
-    names = ["" if name is None or name != name else str(name).strip() for name in given]
+    names = [_name(name) for name in given]
     nobody = sum(not name for name in names)
     if nobody:
         raise InvalidBudget(f"{nobody} of {len(names)} records have no holder: every record needs one.")
     if not names:
         raise InvalidBudget("there are no records.")
+    nobody = of_nobody(names)
+    if nobody:
+        raise InvalidBudget(
+            f"{nobody} of {len(names)} records name nobody, by a word such as ?, NaN or unknown, so they may be of several people: give "
+            "each of them its holder, or leave them out."
+        )
+    several = of_several(names)
+    if several:
+        raise InvalidBudget(
+            f"{several} of the holders are several others, one behind the other: no budget of one person covers what several own; leave "
+            "such records out, or give each to one holder."
+        )
     return names
+
+
+def _name(given: Any) -> str:
+    """A name as text: "" for none. Only what is written in one way is taken: floats lose digits, and other things their identity."""
+    value = given.item() if hasattr(given, "item") else given
+    if value is None or value != value:
+        return ""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise InvalidBudget(f"a holder is named by a text or a whole number, not by {type(value).__name__}: write the names as text.")

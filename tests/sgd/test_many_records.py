@@ -18,7 +18,7 @@ from sartor.run.sampling import PoissonSampler
 from sartor.sgd import Stream
 from sartor.sgd import pieces as cutting
 from sartor.sgd import run as running
-from sartor.sgd.gradients import Owners, PerExample
+from sartor.sgd.gradients import Call, Formed, Implicit, Owners, PerExample, Product, rule
 from sartor.sgd.pieces import Draws, Piece
 from sartor_testing.layer_cases import CASES
 from sartor_testing.many_records import difference_from_by_hand, owned, planned, private, trained, visits
@@ -293,8 +293,8 @@ def test_bad_ownerships_are_refused_with_their_reason():
     names = [f"p{i}" for i in range(HOLDERS)]
     named = sartor.Budgets(people().epsilon, delta=1e-3, holders=names)
     of = [names[i] for i in owned().of_record]
-    assert sartor.Ownership.of(of, named) == owned()
-    assert sartor.Ownership.of(np.array(of), named) == owned()
+    for given_ in (of, np.array(of), tuple(of), iter(of)):
+        assert sartor.Ownership.of(given_, named) == sartor.Ownership(owned().of_record, HOLDERS, names) != owned()
     cases = [
         (["p0", *of], named, None),
         ([*of[:-1], "nobody"], named, "1 of .* records name a holder who has no budget"),
@@ -306,7 +306,8 @@ def test_bad_ownerships_are_refused_with_their_reason():
         ([*of[:-1], {"p0", "p1"}], named, "name several holders"),
         ([name for name in of if name != "p7"], named, "1 of 60 budgets are for holders who have no record"),
         (of, people(), "carry no names"),
-        ("p0", named, "not one text"),
+        ("p0", named, "one name for each record first"),
+        (named, of, "one name for each record first|no names"),
         ([], named, "no records"),
     ]
     for given_, budgets, reason in cases:
@@ -476,3 +477,163 @@ def test_without_noise_nothing_else_moves(monkeypatch):
             monkeypatch.setattr(PoissonSampler, "draw", draw)
         moved = float((found[0] - found[1]).norm()) * plan.batch
         assert 0 < moved <= clip * (1 + 1e-4)
+
+
+# -- what user code may do on the way: checks are of people, not of rows
+
+
+class Others(nn.Module):
+    """Reaches for the rows of other people, whom it tells apart by a number in the record."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x):
+        who, rest = x[:, :1], x[:, 1:]
+        apart = (who != who.T).to(rest.dtype)
+        return self.inner(rest + apart @ rest)
+
+
+def telling():
+    """Records that begin with a number for their holder; few holders have nearly all records."""
+    counts = np.where(np.arange(HOLDERS) % 10 == 0, 40, 2)
+    ownership = sartor.Ownership(np.repeat(np.arange(HOLDERS), counts), HOLDERS)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(len(ownership), 4, generator=generator)
+    x[:, 0] = torch.from_numpy(ownership.of_record.copy()).float()
+    return TensorDataset(x, torch.randint(0, 3, (len(x),), generator=generator)), ownership
+
+
+@pytest.mark.parametrize("size", [None, 32])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_model_that_reaches_for_other_people_is_refused_though_pieces_of_one_person_come_first(size, seed):
+    data, ownership = telling()
+    plan = sartor.plan(people(), steps=30, batch=20, ownership=ownership)
+    model = Others()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = sartor.make_private(
+        model, optimizer, data, people(), plan, ownership=ownership, seed=seed, max_physical_batch=size
+    )
+    with pytest.raises(SartorError, match="self-check of the first step failed"):
+        for batch in loader:
+            take(model, optimizer, batch)
+    assert optimizer.account().steps == 0
+
+
+def neighbours(items):
+    """Adds to each record the one before it, where that is somebody else's."""
+    x, y = torch.stack([item[0] for item in items]), torch.stack([item[1] for item in items])
+    before = x.roll(1, 0)
+    apart = (before[:, :1] != x[:, :1]).float()
+    return torch.cat([x[:, :1], x[:, 1:] + apart * before[:, 1:]], 1), y
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6])
+def test_a_collate_function_that_mixes_people_where_they_meet_is_refused_at_once(seed):
+    data, ownership = telling()
+    plan = sartor.plan(people(), steps=10, batch=20, ownership=ownership)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = sartor.make_private(
+        model, optimizer, data, people(), plan, ownership=ownership, seed=seed, collate=neighbours
+    )
+    with pytest.raises(SartorError, match="not the same alone as in its batch"):
+        for batch in loader:
+            take(model, optimizer, batch)
+    assert optimizer.account().steps == 0
+
+
+def test_a_rule_that_gives_rows_other_peoples_factors_is_refused():
+    class Tripled(nn.Linear):
+        def forward(self, x):
+            return 3 * super().forward(x)
+
+    @rule(Tripled, together=True)
+    def tripled(call: Call):
+        left, right = 3 * call.gradient, call.input
+        if call.owners is None:
+            return {"weight": Product(left, right), "bias": Formed(left)}
+        norms = call.owners.summed(left[:, :, None] * right[:, None, :]).double().square().sum((1, 2))
+
+        def weigh(factors):  # as if everybody had equally many rows
+            rows = factors.repeat_interleave(-(-len(left) // len(factors)))[: len(left)]
+            return (left * rows[:, None]).T @ right
+
+        return {"weight": Implicit(norms, weigh), "bias": Formed(call.owners.summed(left))}
+
+    model, optimizer, loader = private(model=Tripled(4, 3))
+    with pytest.raises(SartorError, match="not added up as those of a naive loop"):
+        for batch in loader:
+            take(model, optimizer, batch)
+
+
+def test_one_record_that_is_not_finite_does_not_stop_a_run():
+    data = TensorDataset(*(tensor.clone() for tensor in visits().tensors))
+    data.tensors[0][:] = float("inf")
+    for size in (None, 1, 3):
+        model, optimizer, loader = private(dataset=data, max_physical_batch=size, check=False)
+        for batch in loader:
+            take(model, optimizer, batch)
+        assert optimizer.account().steps == planned().steps
+        assert flat(model).isfinite().all()
+
+
+def test_an_ownership_serves_only_the_budgets_that_it_was_made_for():
+    names = [f"p{i}" for i in range(HOLDERS)]
+    named = sartor.Budgets(people().epsilon, delta=1e-3, holders=names)
+    ownership = sartor.Ownership.of([names[i] for i in owned().of_record], named)
+    other = named.ordered_as(names[::-1])
+    plan = sartor.plan(named, steps=3, batch=20, ownership=ownership)
+    for budgets in (other, people()):
+        with pytest.raises(SartorError, match="other names, or in another order"):
+            sartor.plan(budgets, steps=3, batch=20, ownership=ownership)
+        with pytest.raises(SartorError, match="other names, or in another order"):
+            sartor.fit(net(), visits(), budgets, plan, ownership=ownership)
+        with pytest.raises(SartorError, match="other names, or in another order"):
+            ownership.only(np.arange(5), budgets)
+    assert sartor.fit(net(), visits(), named, plan, ownership=ownership, progress=False).steps == 3
+
+
+def test_an_ownership_cannot_be_changed():
+    ownership = copy.deepcopy(owned())
+    assert ownership == owned()
+    for name, value in {"of_record": owned().of_record[::-1], "holders": 3, "names": None, "counts": 1}.items():
+        with pytest.raises(AttributeError, match="cannot be changed"):
+            setattr(ownership, name, value)
+    with pytest.raises(ValueError):
+        ownership.of_record[0] = 1
+
+
+def test_names_are_of_one_person_each():
+    budgets = sartor.Budgets(np.ones(4), delta=1e-5)
+    cases = {
+        "name nobody": [["ann", "nan", "nan", "bob"], ["unknown", "unknown", "a", "b"], ["N.A.", "N.A.", "a", "b"]],
+        "are several others": [["ann", "bob", "ann;bob", "carl"], ["ann", "bob", "bob, ann", "carl"]],
+        "text or a whole number": [[b"a", "b", "c", "d"], [1.0, 2.0, 3.0, 4.0], [object()] * 4, [True, False, True, False]],
+        "differ from another only": [
+            ["O'Brien", "O’Brien", "a", "b"],
+            ["a-b", "a‐b", "c", "d"],
+            ["ann", "ann\x00", "b", "c"],
+            ["1,000", "1000", "b", "c"],
+            ["٧", "7", "a", "b"],
+        ],
+    }
+    for reason, wrong in cases.items():
+        for names in wrong:
+            with pytest.raises(SartorError, match=reason):
+                sartor.Ownership.gather(names, budgets)
+    for right in (["Doe, John", "Doe, Jane", "unknown", "x"], ["a;b", "c", "d", "e"], [np.int64(1), 2, "3", torch.tensor(4)]):
+        assert sartor.Ownership.gather(right, budgets)[1].holders == 4
+
+
+def test_a_plan_for_one_record_each_is_no_plan_by_holder():
+    """Ids of records make every record a holder: what a person with twenty of them gets is still what training by record gives."""
+    from sartor.plans.persons import spent_by_person
+
+    plain = sartor.plan(people(), steps=3, batch=20)
+    each = sartor.plan(people(), steps=3, batch=20, ownership=sartor.Ownership(np.arange(HOLDERS), HOLDERS))
+    assert not each.by_holder
+    assert (spent_by_person(each, 20) == spent_by_person(plain, 20)).all()
+    assert (spent_by_person(plain, 20) > spent_by_person(plain, 1)).all()
+    assert (spent_by_person(planned(), 20) == spent_by_person(planned(), 1)).all()

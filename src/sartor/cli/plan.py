@@ -10,6 +10,7 @@ import sartor
 from sartor.allowed import Allowed
 from sartor.cli.output import print_json, refuse_inputs, say, show, working
 from sartor.errors import SartorError
+from sartor.run.files import check_place
 
 
 def plan(
@@ -64,6 +65,8 @@ def plan(
         )
         if json:
             document = made.to_json()
+    if out is not None:
+        check_place(out)
     if json:
         print_json(document)
     else:

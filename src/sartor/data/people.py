@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from sartor.budgets import Budgets
 from sartor.data.holders import refuse_two_spellings
 from sartor.errors import SartorError
+from sartor.names import of_nobody, of_several
 from sartor.ownership import Ownership
 
 Places = NDArray[np.int64]
 Rows = NDArray[np.intp]
-
-_NOBODY = frozenset(("?", "-", "nan", "none", "null", "na", "n/a", "<na>", "unknown"))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -48,7 +47,7 @@ class People:
         if missing:
             raise SartorError(f"{missing} of {len(names)} rows have no holder in {where}: every row needs one.")
         times = Counter(names)
-        _refuse_nobody(times, len(names), where)
+        _refuse_unclear(names, where)
         refuse_two_spellings(list(times), where)
         place = {name: i for i, name in enumerate(times)}
         return cls(tuple(place), Ownership(np.fromiter(map(place.__getitem__, names), np.int64, len(names)), len(place)))
@@ -94,11 +93,17 @@ class People:
         return Budgets(budgets.epsilon[owners], delta=budgets.delta[owners], reserve=budgets.reserve)
 
 
-def _refuse_nobody(times: Counter[str], count: int, where: str) -> None:
-    """Refuse several rows under a word for a name that is not known: they would be taken for one person, and may be many."""
-    nobody = sum(often for name, often in times.items() if often > 1 and name.casefold() in _NOBODY)
+def _refuse_unclear(names: Sequence[str], where: str) -> None:
+    """Refuse several rows under a word for a name that is not known, and rows that name several people."""
+    nobody = of_nobody(names)
     if nobody:
         raise SartorError(
-            f"{nobody} of {count} rows name nobody in {where}, by a word such as ?, NaN or unknown, so they may be of several people: "
+            f"{nobody} of {len(names)} rows name nobody in {where}, by a word such as ?, NaN or unknown, so they may be of several people: "
             "give each of them its holder, or leave them out."
+        )
+    several = of_several(names)
+    if several:
+        raise SartorError(
+            f"{several} of the holders in {where} are several others, one behind the other: no budget of one person covers what "
+            "several own; leave such rows out, or give each to one holder."
         )

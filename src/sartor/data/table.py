@@ -67,12 +67,12 @@ def read_table(
 ) -> Data:
     """Read a CSV or Parquet table. A row is a holder, or all rows with one name in `id_column` are.
 
-    Features are the columns in `features`, otherwise all but the target, the id, the budget, `drop` and what says by its name what people
-    allow. A number is clamped to its `bounds` and scaled to [0, 1], a category is one-hot. A missing number (empty, "?" or NaN) becomes the
-    middle of its bounds, and is an error where bounds are not given; a missing or unlisted category is a row of zeros. `budget_column`
-    holds epsilons, which need `delta`, or levels of the `policy`, and is refused where rows of one holder differ, unless the `strictest` of
-    them is to hold; `budgets` are found by the id instead, or are in the order of the rows. `test` is a table of public rows; `test_share`
-    of the private holders are held out with all of their rows, which are not public.
+    Features are the columns in `features`, in that order, otherwise all but the target, the id, the budget, `drop` and what says by its
+    name what people allow. A number is clamped to its `bounds` and scaled to [0, 1], a category is one-hot. A missing number (empty, "?"
+    or NaN) becomes the middle of its bounds, and is an error where bounds are not given; a missing or unlisted category is a row of zeros.
+    `budget_column` holds epsilons, which need `delta`, or levels of the `policy`, and is refused where rows of one holder differ, unless
+    the `strictest` of them is to hold; `budgets` are found by the id instead, or are in the order of the rows. `test` is a table of public
+    rows; `test_share` of the private holders are held out with all of their rows, which are not public.
 
     Guarantee: with bounds, categories and classes given, a training row's features and label depend on that row alone.
     Breaks if: `PrivateScaling` was warned of; or bounds, categories or classes were chosen by looking at the rows.
@@ -127,8 +127,9 @@ def _public(
         raise SartorError("the test file is the file that is trained on: give public rows of others, who agreed to that.")
     public = read_columns(test)
     _check_columns(Path(test).name, public, needed)
-    if holders is not None and id_column in public:
-        refuse_shared(holders, public[id_column])
+    for column in public:
+        if holders is not None and id_column is not None and column.strip().casefold() == id_column.strip().casefold():
+            refuse_shared(holders, public[column])
     return public
 
 
@@ -179,13 +180,13 @@ def _check_columns(name: str, table: Columns, wanted: Iterable[str]) -> None:
         raise SartorError(f"{name} has no column {_listed(missing)}; it has {_listed(table)}.")
 
 
-def _features(table: Columns, features: Sequence[str] | None, reserved: Sequence[str], drop: Sequence[str]) -> list[str]:
+def _features(order: Iterable[str], features: Sequence[str] | None, reserved: Sequence[str], drop: Sequence[str]) -> list[str]:
     if len(set(reserved)) < len(reserved):
         raise SartorError("the target, the id and the budget must be three different columns.")
     both = [column for column in features or () if column in reserved or column in drop]
     if both:
         raise SartorError(f"{_listed(both)} cannot be features: they are the target, the id, the budget or dropped.")
-    chosen = list(features) if features is not None else [column for column in table if column not in reserved and column not in drop]
+    chosen = list(features) if features is not None else [column for column in order if column not in reserved and column not in drop]
     if not chosen or len(set(chosen)) < len(chosen):
         raise SartorError("the table needs at least one column of features, and each of them once.")
     return chosen

@@ -75,8 +75,10 @@ def plan(
 
 def _lent(budgets: Budgets, ownership: Ownership | None, most: int | None, combine: str) -> dict[str, Any]:
     """What a plan says of people's records."""
-    if ownership is not None and ownership.holders != len(budgets):
-        raise SartorError(f"the ownership is of {ownership.holders} holders, but there are {len(budgets)} budgets.")
+    if ownership is not None:
+        if not isinstance(ownership, Ownership):
+            raise SartorError("ownership is a sartor.Ownership: sartor.Ownership.of(names, budgets), with one name for each record.")
+        ownership.check(budgets)
     if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
         raise SartorError(f"records_per_holder must be a whole number of 1 or more, or None for all, not {most!r}.")
     if combine not in COMBINED:

@@ -80,16 +80,16 @@ def _document(plan: Plan, groups: list[dict[str, Any]], stages: list[dict[str, A
 
 def _of_records(plan: Plan) -> dict[str, Any]:
     """What a plan says of holders with several records, as far as it does."""
-    if not plan.by_holder:
-        return {}
     most = "all" if plan.records_per_holder is None else int(plan.records_per_holder)
     known = {} if plan.records is None else {"records": int(plan.records)}
+    if not plan.by_holder:
+        return known
     return {**known, "records_per_holder": most, "combine": plan.combine}
 
 
 def is_by_holder(document: Mapping[str, Any]) -> bool:
     """Whether the plan in a document was made for holders with several records."""
-    return document.get("records") is not None or document.get("records_per_holder") is not None
+    return document.get("records_per_holder") is not None
 
 
 def _every(plan: Plan, names: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -136,7 +136,7 @@ class Plan:
     @property
     def by_holder(self) -> bool:
         """Whether it was made for holders with several records."""
-        return self.records is not None or self.records_per_holder is not None
+        return self.records_per_holder is not None or (self.records is not None and self.records > int(self.holders.sum()))
 
     @property
     def relation(self) -> Relation:

@@ -3,8 +3,8 @@
 Whatever lies between a record and its gradient (fetching, collating, padding, the loss) is the user's code, and any of it may let one
 person's record change what another contributes. Then no clip bounds anybody's influence. One law tells all such code from honest code: an
 example that is taken alone, by code that nothing went through before, must come out as it does in its batch. It is tried in real batches,
-on examples and at steps drawn at random from the run's own secret stream: in the first batch of two or more, always, and up to `MOST` times
-later.
+on examples and at steps drawn at random from the run's own secret stream: in the first batch of two people or more, always, and up to
+`MOST` times later. Of people with several records the first and the last are tried, beside which somebody else's stand.
 
 Here records are compared (`Alone`); `fit`, which sees the loss too, goes on to losses and gradients (`sartor.sgd.part`). Random changes
 (augmentation, masking) are told from mixing by repeating both under the same random numbers, with the others replaced.
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from sartor.errors import SartorError
 from sartor.run.stream import Stream
+from sartor.sgd.pieces import Piece
 from sartor.sgd.rows import Likeness, likeness
 
 MOST = 16
@@ -80,25 +81,40 @@ class Alone:
         drawn = self._stream.generator("alone", 0).integers(self._count, size=min(MOST, self._count))
         return {int(step) for step in drawn}
 
-    def is_due(self, step: int, rows: int, edge: bool) -> bool:
-        """Whether the examples of this batch, or of this piece of one (at an `edge` of it: its first or last), are compared."""
-        return (rows > 1 and not self.has_passed) or (edge and step in self._steps)
+    def is_due(self, piece: Piece) -> bool:
+        """Whether the examples of this batch, or of this piece of one (its first, its last or one drawn at random), are compared."""
+        if not self.has_passed and len(piece.clips) > 1:
+            return True  # records of one person alone could not show that they reach others
+        if piece.step not in self._steps:
+            return False
+        chosen = int(self._stream.generator("piece alone", piece.step).integers(piece.pieces))
+        return piece.last or piece.number in (0, chosen)
 
-    def passed(self, rows: int) -> None:
+    def passed(self, holders: int) -> None:
         """A whole comparison went well: from here on the steps drawn at random count."""
-        self.has_passed = self.has_passed or rows > 1
+        self.has_passed = self.has_passed or holders > 1
 
-    def pairs(self, way: Callable[[], Way], step: int, seed: int, indices: Sequence[int], batch: Any) -> Iterator[Pair]:
-        """Examples drawn at random, each in the batch and alone; refuses those that differ. `seed` is the batch's own."""
-        drawn = self._stream.generator("alone", step + 1).choice(len(indices), size=min(RECORDS, len(indices)), replace=False)
+    def pairs(self, way: Callable[[], Way], piece: Piece, batch: Any) -> Iterator[Pair]:
+        """Examples drawn at random, each in the batch and alone; refuses those that differ."""
         repeated = 0
-        for place in drawn:  # secret, like everything that tells who was drawn
-            compared = _Compared(way, seed, indices, int(place), 1 if self.has_passed else SEEDS)
+        for place in places(piece, self._stream.generator("alone", piece.step + 1)):
+            compared = _Compared(way, piece.seed, piece.indices, place, 1 if self.has_passed else SEEDS)
             pair = compared.pair(batch)
             yield pair
             repeated += not pair.real
             if repeated == REPEATED:
                 return
+
+
+def places(piece: Piece, generator: np.random.Generator) -> list[int]:
+    """Which rows of a piece are looked at: drawn at random; where holders have several, the first and the last of drawn holders, as whoever
+    reaches for a neighbour reaches somebody else there. Secret, like everything that tells who was drawn."""
+    if piece.owners is None or len(piece.owners) == 1:
+        return [int(place) for place in generator.choice(piece.rows, size=min(RECORDS, piece.rows), replace=False)]
+    drawn = generator.choice(len(piece.owners), size=min(RECORDS // 2, len(piece.owners)), replace=False)
+    ends = np.cumsum(piece.owners.counts.numpy())
+    begins = ends - piece.owners.counts.numpy()
+    return list(dict.fromkeys(int(place) for holder in drawn for place in (begins[holder], ends[holder] - 1)))
 
 
 class _Compared:

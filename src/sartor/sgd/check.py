@@ -89,12 +89,13 @@ class SelfCheck:
         self.engine, self.kept, self._pristine, self._several = engine, kept, pristine, several
         self._given: tuple[Any, Any] | None = None
         self._rows = 0
+        self._owners: Owners | None = None
         self._firsts = {unit.name: unit.first for unit in engine.units}
         self._hook = engine.model.register_forward_pre_hook(self._note, with_kwargs=True)
 
-    def begin(self, rows: int) -> None:
+    def begin(self, rows: int, owners: Owners | None = None) -> None:
         """A batch of so many examples is about to be seen."""
-        self._rows, self._given = rows, None
+        self._rows, self._given, self._owners = rows, None, owners
 
     def _note(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
         if module is self.engine.model and self.engine.is_open and torch.is_grad_enabled() and self._given is None:
@@ -106,12 +107,12 @@ class SelfCheck:
 
     def passed(self) -> bool:
         """Compare, and raise with the name of the layer that disagrees; False where the batch is too small to tell."""
-        if self._rows < 2:
-            return False
+        if self._rows < 2 or (self._owners is not None and len(self._owners) < 2):
+            return False  # records of one person alone could not show that they reach others
         if self._given is None:
             self._skip("its submodules are called one by one, not the model")
         else:
-            given, self._given = self._finite(self._given), None
+            given, self._given = self._finite(self._one_of_each(self._given)), None
             if self._rows < 2:
                 return False
             if not any(trees.has_rows(leaf, self._rows) for leaf in trees.leaves(given)):
@@ -128,6 +129,17 @@ class SelfCheck:
                     self._skip(f"it fails on some of its examples alone ({type(error).__name__})")
         self.detach()
         return True
+
+    def _one_of_each(self, given: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The same with one example of each holder first, so that those that are compared are of different people."""
+        if self._owners is None:
+            return given
+        begins = self._owners.counts.cumsum(0) - self._owners.counts
+        rest = torch.ones(self._rows, dtype=torch.bool)
+        rest[begins] = False
+        order, rows = torch.cat([begins, rest.nonzero()[:, 0]]), self._rows
+        inputs, keywords = trees.mapped(lambda leaf: leaf[order] if trees.has_rows(leaf, rows) else leaf, given)
+        return inputs, keywords
 
     def _finite(self, given: tuple[Any, Any]) -> tuple[Any, Any]:
         """The examples whose inputs are finite: others contribute nothing, and would spoil what a naive loop makes of their neighbours."""
@@ -169,7 +181,7 @@ class SelfCheck:
         some = self._cut(given, 0, rows)
         self._agree_with_a_loop(some, rows)
         if self._several:  # rows of one holder are added up in another way than those of many
-            self._agree_with_a_loop(some, rows, Owners(torch.tensor([rows - 1, 1] if rows > 2 else [rows])))
+            self._agree_with_a_loop(some, rows, Owners(torch.tensor([1, rows - 1] if rows > 2 else [rows])))
         if any(module.training for module in self.engine.model.modules()):
             for module in self.engine.model.modules():
                 module.training = False
@@ -190,10 +202,11 @@ class SelfCheck:
         generator = torch.Generator().manual_seed(0)
         weights = [torch.randn(out.shape, generator=generator).to(out.dtype) for out in outputs]
         torch.autograd.backward(outputs, weights)
-        ours = self.engine.norms_by_parameter()
+        ours, alone = self.engine.norms_by_parameter(), []
         for i, count in enumerate(counts):
             own = range(sum(counts[:i]), sum(counts[:i]) + count)
             theirs = self._added(some, own, weights, random)
+            alone.append(theirs)
             name = self._disagrees(ours, theirs, i, small)
             changed = (self._added(some, own, [w * change for w in weights], random) for change in _CHANGES)
             if name is not None and any(_is_rounding(theirs, other) for other in changed):
@@ -204,6 +217,31 @@ class SelfCheck:
                     f"the self-check of the first step failed at {layer} ({name}): its per-example gradients are not those of a naive loop "
                     "over examples. Does it, or a layer after it, mix examples or keep them elsewhere than in the first dimension? "
                     "Nothing was released."
+                )
+
+        if owners is not None:
+            self._agree_in_sums(some, rows, owners, alone, weights)
+
+    def _agree_in_sums(
+        self, some: tuple[Any, Any], rows: int, owners: Owners, alone: list[dict[str, Tensor]], weights: list[Tensor]
+    ) -> None:
+        """The clipped sum over owners, each clipped by another factor, against that of the naive loop: rows must get their owner's."""
+        norms = torch.tensor([sum(float(value.square().sum()) for value in one.values()) ** 0.5 for one in alone])
+        factors = torch.linspace(0.25, 0.75, len(alone))
+        if not bool((torch.isfinite(norms) & (norms > _SMALL)).all()):
+            return
+        for parameter in self.engine.parameters.values():
+            parameter.grad = None  # the naive loop's
+        self.engine.open((norms * factors).float(), owners)
+        torch.manual_seed(0)
+        torch.autograd.backward(_floats(self.engine.model(*some[0], **some[1]), rows), weights)
+        found = self.engine.clipped_sums()
+        for name, value in found.items():
+            expected = sum(factor * one[name] for factor, one in zip(factors.tolist(), alone, strict=True))
+            if float((value.double() - expected).norm()) > 10 * TOLERANCE * float(norms.sum()):
+                raise SartorError(
+                    f"the self-check of the first step failed at {name.rpartition('.')[0] or 'the model'} ({name}): the gradients of a "
+                    "holder's records are not added up as those of a naive loop are. Nothing was released."
                 )
 
     def _added(self, some: tuple[Any, Any], own: Sequence[int], weights: list[Tensor], random: bool) -> dict[str, Tensor]:

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
+from sartor.budgets import Budgets
 from sartor.errors import Exhausted, SartorError
 from sartor.ownership import Ownership
-from sartor.sgd.alone import RECORDS, SEEDS, Alone, Pair
+from sartor.sgd.alone import SEEDS, Alone, Pair, places
 from sartor.sgd.changes import Path, changed, follow, state
 from sartor.sgd.check import Unchecked
 from sartor.sgd.generators import repeatable
@@ -51,6 +52,7 @@ class PrivateLoader:
         self.loss_is_seen = False
         """Whether whoever iterates goes on to compare losses and gradients, as `fit` does."""
         self._said: set[str] = set()
+        self._holders = 0
         self.pristine = pristine
         """Data set, collate function, model and loss from before the first batch, or None where nothing is compared."""
         self._alone = Alone(run.stream, run.plan.steps)
@@ -85,13 +87,13 @@ class PrivateLoader:
     def _compare(self, piece: Piece, batch: Any) -> None:
         """Refuse a batch in which a record is not what it is alone; say what could not be seen."""
         self.checked = []
-        rows, edge = piece.rows, piece.last or not piece.number
-        if self.pristine is None or not bool(piece.clips.any()) or not self._alone.is_due(piece.step, rows, edge):
+        if self.pristine is None or not bool(piece.clips.any()) or not self._alone.is_due(piece):
             return
         if self._is_plain and not self.loss_is_seen:
             return  # rows of tensors, taken by their numbers here
         self.pristine.refuse_moved()
-        self.checked = list(self._alone.pairs(self._way, piece.step, piece.seed, piece.indices, batch))
+        self.checked = list(self._alone.pairs(self._way, piece, batch))
+        self._holders = len(piece.clips)
         if not self._is_plain:
             self._refuse_reach(piece)
         if self.loss_is_seen:
@@ -142,7 +144,7 @@ class PrivateLoader:
 
     def passed(self) -> None:
         """The comparison of the batch at hand went well to its end: until one has, every batch of two or more is compared."""
-        self._alone.passed(self.checked[0].rows)
+        self._alone.passed(self._holders)
 
     def _refuse_reach(self, piece: Piece) -> None:
         """Refuse a batch with a record that is made of others' too, wherever the data set keeps them."""
@@ -151,7 +153,7 @@ class PrivateLoader:
             return  # nothing can be copied, which was said
         held = stores(kept.dataset, kept.collate)
         generator = self.run.stream.generator("others", piece.step)
-        records = generator.choice(piece.indices, size=min(RECORDS, len(piece.indices)), replace=False).tolist()
+        records = [piece.indices[place] for place in places(piece, generator)]
         seeds = range(piece.seed, piece.seed + (1 if self._alone.has_passed else SEEDS))
         reach = Reach(held, lambda instead, record, seed: self._way(instead).batch([record], seed), generator)
         if not reach.refuse(records, seeds):
@@ -234,7 +236,7 @@ def _as_is(fetched: Any) -> Any:
     return fetched
 
 
-def check_dataset(dataset: Any, holders: int, ownership: Ownership | None = None) -> Dataset[Any]:
+def check_dataset(dataset: Any, budgets: Budgets, ownership: Ownership | None = None) -> Dataset[Any]:
     """A map-style data set with one record per holder, or with the records of an ownership, or the reason why not."""
     if ownership is not None and not isinstance(ownership, Ownership):
         raise SartorError("ownership is a sartor.Ownership: sartor.Ownership.of(names, budgets), with one name for each record.")
@@ -246,12 +248,11 @@ def check_dataset(dataset: Any, holders: int, ownership: Ownership | None = None
         )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise SartorError("the data set must have a length and give a record for an index: every holder is drawn by a coin of their own.")
-    records = len(dataset)
+    records, holders = len(dataset), len(budgets)
     if isinstance(dataset, tuple) and not isinstance(dataset, Dataset) and records == 2 != holders:
         raise SartorError("a pair of tensors is no data set: give torch.utils.data.TensorDataset(x, y).")
     if ownership is not None:
-        if ownership.holders != holders:
-            raise SartorError(f"the ownership is of {ownership.holders} holders, but there are {holders} budgets.")
+        ownership.check(budgets)
         if len(ownership) != records:
             raise SartorError(f"the ownership is of {len(ownership)} records, but the data set has {records}: every record has one holder.")
     elif records != holders:

@@ -29,7 +29,7 @@ class Piece:
     """A batch, or as much of it as fits into memory: which records it holds, whose they are, and each holder's clip. Secret.
 
     Without `owners` every record is another holder's. `shares` is what the sum of each holder's gradients is multiplied by. A piece whose
-    one holder does not `end` goes on in the next, which does not `begin` it.
+    one holder does not `end` goes on in the next, which does not `begin` it. `pieces` is how many the step has.
     """
 
     step: int
@@ -42,6 +42,7 @@ class Piece:
     shares: Tensor | None = field(default=None, repr=False)
     begins: bool = True
     ends: bool = True
+    pieces: int = 1
 
     @property
     def rows(self) -> int:
@@ -97,6 +98,7 @@ class Draws:
                 1.0 / torch.tensor(own, dtype=torch.float64) if mean else None,
                 begins=begin == ends[first] - counts[first],
                 ends=end == ends[until - 1],
+                pieces=len(cuts),
             )
 
     def _records(self, step: int, holders: Places) -> tuple[Places, Places]:

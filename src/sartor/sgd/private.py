@@ -88,7 +88,7 @@ def make_private(
         raise SartorError("LBFGS looks at a batch several times per step, which the plan does not account for; use SGD or Adam.")
     if seed is not None and stream is not None:
         raise SartorError("give a seed or a stream, not both.")
-    check_dataset(dataset, len(budgets), ownership)
+    check_dataset(dataset, budgets, ownership)
     _check_plan(plan, ownership)
     check_parameters(model, optimizer)
     made_of = identity(model, optimizer, dataset, collate)

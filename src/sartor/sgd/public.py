@@ -42,7 +42,7 @@ _TENSORS, _OTHERS = 100_000, 2_000  # records that are compared
 
 def refuse_protected(public: Any, dataset: Any, budgets: Budgets, ownership: Ownership | None = None) -> None:
     """Refuse, as public, records that are trained on under a budget."""
-    check_dataset(dataset, len(budgets), ownership)
+    check_dataset(dataset, budgets, ownership)
     finite = np.isfinite(budgets.epsilon)
     protected = np.flatnonzero(finite if ownership is None else finite[ownership.of_record])
     if isinstance(public, IterableDataset) or not hasattr(public, "__len__") or not len(protected):

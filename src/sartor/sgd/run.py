@@ -158,7 +158,7 @@ class Run:
         self._kept.keep()
         self.engine.open(piece.clips, piece.owners)
         if self._check is not None:
-            self._check.begin(piece.rows)
+            self._check.begin(piece.rows, piece.owners)
 
     @property
     def open_clips(self) -> Tensor:

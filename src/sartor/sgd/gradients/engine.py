@@ -329,7 +329,11 @@ class PerExample:
         if not bool(usable.all()):
             # rows that are not used must not touch the sums at all: zero times infinity is not zero
             everyone = everyone[usable]
-            entries = [(place, name, self._only(noted, place, name, part, everyone, owners)) for place, name, part in entries]
+            entries = (
+                []
+                if not len(everyone)
+                else [(place, name, self._only(noted, place, name, part, everyone, owners)) for place, name, part in entries]
+            )
         scale = scale[everyone] if scale.dim() else scale
         factors = scale * (1 - MARGIN) * torch.clamp(thresholds[everyone].double() / norms[everyone].clamp_min(1e-300), max=1.0)
         return self._added(entries if len(everyone) else (), factors.to(self._precision)), norms
