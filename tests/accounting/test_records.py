@@ -1,6 +1,7 @@
 """A holder who owns several records: the tight accountant against dp_accounting, exact integrals, and generic group privacy."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -386,6 +387,21 @@ def test_harsh_mechanisms_end_in_a_bound_and_not_in_a_crash(mechanism):
     assert 0 <= bounds.lower <= bounds.estimate <= bounds.upper
     assert bounds.upper <= epsilon(SampledGaussian(1.0, noise / count, steps), 1e-5).upper * (1 + 1e-9)
     assert 0 <= delta(SampledRecords(*mechanism), 1.0).upper <= 1
+
+
+@pytest.mark.parametrize("falls_back", [False, True])
+def test_the_worse_direction_counts_whichever_it_is(monkeypatch, falls_back):
+    exposure, right = SampledRecords(5, 0.1, 1.0, 10), pld._pairs
+    if falls_back:
+        monkeypatch.setattr(pld, "_evaluate", lambda *given: None)
+    at, chance = epsilon(exposure, 1e-5).upper, delta(exposure, 3.0).upper
+
+    def swapped(*given):
+        return [(replace(pair, remove=pair.add, add=pair.remove), count) for pair, count in right(*given)]
+
+    monkeypatch.setattr(pld, "_pairs", swapped)
+    assert epsilon(exposure, 1e-5).upper == pytest.approx(at, rel=1e-3)
+    assert delta(exposure, 3.0).upper == pytest.approx(chance, rel=1e-2)
 
 
 def test_a_search_may_fall_back_to_where_it_began(monkeypatch):

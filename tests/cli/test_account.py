@@ -283,6 +283,27 @@ def coins(holders=(400, 400)):
     return sartor.Plan("given", "rdp", 20.0, 1.0, [5.0, 9.0], [1e-5, 1e-5], holders, stages)
 
 
+COUNTED = {"ownership": sartor.Ownership(np.arange(250) % 100, 100)}
+
+
+@pytest.mark.parametrize("known", [COUNTED, {"records_per_holder": 3}], ids=["records", "most"])
+@pytest.mark.parametrize("groups", [[(1, 40), (2, 60)], [(1, 3), (1.2, 4), (2, 93)]], ids=["shown", "merged"])
+def test_training_by_holder_spends_of_a_person_what_it_spends_of_anybody(run, saved, groups, known):
+    budgets = sartor.Budgets.from_groups(groups, delta=1e-5)
+    path = saved(sartor.plan(budgets, "scale", steps=200, batch=10, accountant="rdp", **known))
+    found = document(run("account", path, "--records", "20", "--json"))
+    assert (found["records"], found["unit"]) == (20, "holder")
+    assert all(group["spent_by_person"] == group["spent"] for group in found["groups"])
+    assert "training by holder spends of a person who owns 20 records what it spends of" in " ".join(
+        run("account", path, "--records", "20")[1].split()
+    )
+
+
+def test_training_by_record_says_so(run, saved, plan):
+    assert document(run("account", saved(plan), "--records", "20", "--json"))["unit"] == "record"
+    assert "training by holder" not in " ".join(run("account", saved(plan), "--records", "20")[1].split())
+
+
 @pytest.mark.parametrize("sensitive", [False, True])
 @pytest.mark.parametrize("holders", [(400, 400), (4, 400)])
 def test_a_plan_with_coins_is_refused(run, saved, holders, sensitive):

@@ -15,6 +15,7 @@ from sartor.data import Data, HeldOut, read_arrays, read_table
 from sartor.data.consent import refuse_copies
 from sartor.data.dataset import dataset
 from sartor.data.holders import refuse_trained
+from sartor.data.people import People
 
 KNOWN = {"bounds": {"age": (0, 100), "visit": (0, 100)}, "classes": ["no", "yes"]}
 POLICY = Policy({"strict": 1, "balanced": 2, "open": 3}, delta=1e-5)
@@ -301,6 +302,17 @@ def test_one_row_of_each_trained_person_is_refused_although_their_rows_repeat():
     refuse_trained((private,), dataset(inputs + 9, labels), np.repeat(np.arange(100), 10))
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_a_public_table_of_one_row_of_each_person_is_refused_although_their_rows_repeat(read, tmp_path, share):
+    """Whose rows they are is told to the comparison, of those who are held out too."""
+    public = [{"age": i, "visit": 7 * i % 100, "paid": "yes" if i % 2 else "no"} for i in range(100)]
+    private = 10 * [{"person": f"key{i}", **row} for i, row in enumerate(public)]
+    others = [{**row, "age": row["age"] + 0.5} for row in public[1:]]
+    assert len(read(private, test=write(tmp_path / "others.csv", others), test_share=share).test) == 99
+    with pytest.raises(SartorError, match="100 of 100 test rows are rows of the private data"):
+        read(private, test=write(tmp_path / "public.csv", public), test_share=share)
+
+
 # --- arrays ---
 
 
@@ -353,6 +365,14 @@ def test_arrays_that_do_not_say_it_well_are_refused(tmp_path, more, words):
         read_arrays(arrays(tmp_path, **more))
 
 
+def test_public_arrays_of_one_row_of_each_person_are_refused_although_their_rows_repeat(tmp_path):
+    inputs, labels = np.random.default_rng(0).normal(size=(100, 3)), np.arange(100) % 2
+    private = {"x_train": np.tile(inputs, (10, 1)), "y_train": np.tile(labels, 10), "holders": np.arange(1000) % 100 + 7}
+    assert len(read_arrays(arrays(tmp_path, **private, x_test=inputs + 9, y_test=labels)).test) == 100
+    with pytest.raises(SartorError, match="100 of 100 test rows are rows of the private data"):
+        read_arrays(arrays(tmp_path, **private, x_test=inputs, y_test=labels))
+
+
 def test_budgets_in_the_arrays_are_no_feature_where_the_strictest_holds(tmp_path):
     names, epsilon = np.arange(8) // 2, np.array([1.0, 1, 4, 2, 3, 3, 5, 1])
     strictest = np.array([1.0, 1, 2, 2, 3, 3, 1, 1])
@@ -363,6 +383,10 @@ def test_budgets_in_the_arrays_are_no_feature_where_the_strictest_holds(tmp_path
 
 
 # --- the value itself ---
+
+
+def test_people_show_nobodys_name():
+    assert not re.search("ann|bob", repr(People.of_names(["ann", "bob", "ann"], "the table")))
 
 
 def test_data_that_do_not_fit_their_ownership_are_refused():

@@ -105,6 +105,20 @@ def test_steps_beyond_the_plan_are_refused(plan, steps):
             spent_by_person(plan, records, steps)
 
 
+@pytest.mark.parametrize(
+    "known", [{"ownership": sartor.Ownership(np.arange(2_500) % 1_000, 1_000)}, {"records_per_holder": 3}], ids=["records", "most"]
+)
+def test_training_by_holder_spends_of_a_person_what_it_spends_of_anybody(known):
+    """They are clipped as one, however many records they own."""
+    plan = sartor.plan(BUDGETS, "hybrid", mix=0.5, steps=100, batch=20, accountant="rdp", **known)
+    for again in (plan, sartor.Plan.from_json(plan.record())):
+        for steps in (0, 30, 100):
+            assert spent_by_person(again, 20, steps).tolist() == plan.spent_after(steps, "pld").tolist()
+        assert person_exposure(again, 1, 20) == plan.exposure(1)
+    with pytest.raises(SartorError, match="records must be"):
+        spent_by_person(plan, 0)
+
+
 def test_a_record_is_not_a_person():
     """The promise to a record of a plan at its budget is broken for its owner, by far: which is why the figure exists."""
     plan = plan_of(Stage(60, 4.0, [0.02, 0.03], [0.5, 1.0]))

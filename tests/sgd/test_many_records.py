@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import math
+import pickle
 
 import numpy as np
 import pytest
@@ -104,6 +106,19 @@ def test_zeroing_a_whole_holder_changes_the_sum_by_at_most_their_clip(counts, si
     assert moved <= float(clips[target]) + 1e-5 * float(clips.sum())
 
 
+def test_rounding_lifts_nobody_who_is_split_over_pieces_above_their_clip():
+    """Of the very numbers that enter the sum, in single precision, which rounds up as often as down."""
+    run = running.Run.__new__(running.Run)
+    run.engine = PerExample(net())
+    generator = torch.Generator().manual_seed(6)
+    for records in (1, 3) * 25:
+        whole = {n: torch.randn(p.shape, generator=generator, dtype=torch.float64) for n, p in run.engine.parameters.items()}
+        share = torch.full((1,), 1 / records, dtype=torch.float64)
+        piece = Piece(0, 1, [0], torch.tensor([0.3]), True, 0, Owners(torch.tensor([1])), share, begins=False)
+        entering = run._clipped(whole, piece)
+        assert math.sqrt(sum(float(value.double().square().sum()) for value in entering.values())) <= float(piece.clips[0])
+
+
 def test_a_holder_with_few_records_lends_none_twice_and_one_with_many_lends_different_ones():
     draw = np.arange(HOLDERS)
     seen = [set() for _ in range(HOLDERS)]
@@ -139,6 +154,15 @@ def test_nobodys_choice_of_records_depends_on_who_else_was_drawn(data):
     alone = [ownership.records_of(np.array([holder]), most, secret)[0] for holder in holders]
     assert np.array_equal(together, np.concatenate(alone))
     assert [len(one) for one in alone] == counts.tolist()
+
+
+def test_holders_with_equally_many_records_lend_theirs_independently():
+    ownership = sartor.Ownership([0] * 4 + [1] * 4, 2)
+    same = 0
+    for secret in range(3000):
+        found, _ = ownership.records_of(np.array([0, 1]), 2, secret)
+        same += np.array_equal(found[:2], found[2:] - 4)
+    assert abs(same - 500) < 5 * math.sqrt(3000 * 5 / 36)  # one of six pairs
 
 
 @given(ends=st.lists(st.integers(1, 9), min_size=1, max_size=30), size=st.integers(1, 20))
@@ -182,6 +206,16 @@ def test_one_record_each_is_the_run_without_an_ownership():
     assert torch.equal(*found)
 
 
+def test_one_record_each_in_another_order_is_another_ownership():
+    """Budgets are then not in the order of the records: no run resumes as if they were."""
+    orders = [np.arange(HOLDERS), np.arange(HOLDERS)[::-1], np.roll(np.arange(HOLDERS), 1)]
+    ownerships = [None, *(sartor.Ownership(order, HOLDERS) for order in orders)]
+    plan = sartor.plan(people(), steps=3, batch=20, clip=0.05)
+    known = [Draws(plan, PoissonSampler(plan, people(), Stream(4)), Stream(4), ownership, None).owned for ownership in ownerships]
+    assert known[:2] == [None, None]
+    assert len({*known[1:]}) == 3
+
+
 def test_the_order_of_records_changes_nothing_but_the_order_of_sums():
     order = np.random.default_rng(1).permutation(len(owned()))
     again = sartor.Ownership(owned().of_record[order], HOLDERS)
@@ -218,6 +252,27 @@ def test_what_a_plan_says_of_records_survives_storage():
         assert again == plan
         assert (again.records, again.records_per_holder, again.combine) == (len(owned()), 4, "sum")
     assert plan != planned(records_per_holder=4) != planned(records_per_holder=3)
+    assert planned().to_json()["records_per_holder"] == "all"
+
+
+def test_whose_records_are_and_what_a_plan_says_of_them_survive_pickling():
+    for plan in (planned(), planned(records_per_holder=4, combine="sum"), sartor.plan(people(), steps=3, batch=20, records_per_holder=2)):
+        for again in (pickle.loads(pickle.dumps(plan)), copy.copy(plan)):
+            assert again == plan
+            assert again.by_holder
+    assert pickle.loads(pickle.dumps(owned())) == copy.deepcopy(owned()) == owned()
+
+
+def test_a_plan_for_so_many_records_of_each_holder_is_by_holder_however_many_there_are():
+    plan = sartor.plan(people(), steps=3, batch=20, records_per_holder=2, combine="sum")
+    assert plan.records is None
+    for stored in (plan.record(), plan.to_json(sensitive=True)):
+        assert sartor.Plan.from_json(stored) == plan
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    data = TensorDataset(*(tensor[:HOLDERS] for tensor in visits().tensors))
+    with pytest.raises(SartorError, match="say whose each record is"):
+        sartor.make_private(model, optimizer, data, people(), plan)
 
 
 @pytest.mark.parametrize("size", [None, 3])
@@ -333,6 +388,15 @@ def test_budgets_that_differ_within_one_holder_are_refused_or_the_strictest_hold
     assert ownership.of_record.tolist() == [0, 1, 0, 1]
     with pytest.raises(SartorError, match="differ from another only in spaces, case"):
         sartor.Ownership.gather(["a", "A", "a", "b"], each, strictest=True)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [([2.0, 2.0], [1e-5, 1e-6]), ([2.0, 1.0], [1e-5, 1e-5])], ids=["delta", "epsilon"])
+def test_an_epsilon_or_a_delta_alone_makes_budgets_differ(epsilon, delta):
+    each = sartor.Budgets(epsilon, delta=delta)
+    with pytest.raises(SartorError, match="1 of 1 holders have records with different budgets"):
+        sartor.Ownership.gather(["a", "a"], each)
+    budgets, _ = sartor.Ownership.gather(["a", "a"], each, strictest=True)
+    assert (budgets.epsilon[0], budgets.delta[0]) == (min(epsilon), min(delta))
 
 
 def test_records_plans_and_ownerships_must_belong_together():
