@@ -14,8 +14,10 @@ from torch.utils.data import Dataset, TensorDataset
 
 import sartor
 from sartor.run.stream import Stream
-from sartor.sgd.alone import Alone
+from sartor.sgd.alone import Alone, places
 from sartor.sgd.check import Unchecked
+from sartor.sgd.gradients import Owners
+from sartor.sgd.pieces import Piece
 
 CLASSES, WORDS = 3, 12
 
@@ -844,11 +846,28 @@ def test_what_was_refused_is_refused_again_when_it_is_tried_again():
 
 
 def test_a_batch_of_one_record_shows_nothing_and_ends_no_comparison():
+    def piece(step, number=0, pieces=1, *, holders=2, owners=None):
+        return Piece(step, number, range(4), torch.ones(holders), number == pieces - 1, 0, owners, pieces=pieces)
+
     alone = Alone(Stream(seed=1), 20)
     alone.passed(1)
-    assert all(alone.is_due(step, 2, edge=False) for step in range(20))
+    assert all(alone.is_due(piece(step, 1, 9)) for step in range(20))
     alone.passed(2)
-    assert not any(alone.is_due(step, 2, edge=False) for step in range(20))
+    drawn = [step for step in range(20) if alone.is_due(piece(step))]
+    assert 5 < len(drawn) < 20
+    for step in range(20):
+        looked = [number for number in range(50) if alone.is_due(piece(step, number, 50))]
+        assert (2 <= len(looked) <= 3 and {0, 49} <= set(looked)) if step in drawn else not looked
+
+
+def test_records_of_one_person_show_nothing_of_others_and_end_no_comparison():
+    alone = Alone(Stream(seed=1), 1)
+    one = Piece(0, 0, range(4), torch.ones(1), False, 0, Owners(torch.tensor([4])), pieces=9)
+    alone.passed(len(one.clips))
+    assert not alone.has_passed
+    two = Piece(0, 3, range(4), torch.ones(2), False, 0, Owners(torch.tensor([3, 1])), pieces=9)
+    assert alone.is_due(two)
+    assert set(places(two, np.random.default_rng(0))) == {0, 2, 3}  # where one person ends and the next begins
 
 
 # what callbacks, loops and large containers hide

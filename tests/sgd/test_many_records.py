@@ -275,6 +275,12 @@ def test_a_plan_for_so_many_records_of_each_holder_is_by_holder_however_many_the
         sartor.make_private(model, optimizer, data, people(), plan)
 
 
+def test_how_records_are_combined_survives_storage_whatever_else_is_said():
+    plan = sartor.plan(people(), steps=3, batch=20, combine="sum")
+    assert sartor.Plan.from_json(plan.record()) == plan
+    assert plan.record() != sartor.plan(people(), steps=3, batch=20).record()
+
+
 @pytest.mark.parametrize("size", [None, 3])
 def test_a_run_that_resumes_ends_as_one_without_a_stop(tmp_path, size):
     execution = sartor.Execution(max_physical_batch=size)

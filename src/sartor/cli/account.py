@@ -16,7 +16,7 @@ from sartor.errors import SartorError
 from sartor.layout import Table
 from sartor.numbers import from_json_number, to_json_number
 from sartor.plans.document import is_by_holder, read
-from sartor.plans.persons import ACCOUNTANT, COINS, check_records, spent_by_person
+from sartor.plans.persons import ACCOUNTANT, COINS, check_records, entering, spent_by_person
 from sartor.plans.plan import Plan
 
 _NO_PLAN = "this is not a plan: a number is missing, of the wrong type or out of range."
@@ -208,7 +208,9 @@ def _persons_of_plan(plan: Plan, steps: int | None, records: int) -> list[dict[s
             "delta": view.value(plan.delta, row),
             "holders": view.people(row),
             "spent": view.spent(spent, row),
-            "spent_by_person": _of_hidden(plan, row, end).shown_of_person(records) if view.hides(row) else view.spent(person, row),
+            "spent_by_person": _of_hidden(plan, row, end).shown_of_person(entering(plan, records))
+            if view.hides(row)
+            else view.spent(person, row),
         }
         for row in view.rows()
     ]

@@ -81,10 +81,12 @@ def _document(plan: Plan, groups: list[dict[str, Any]], stages: list[dict[str, A
 def _of_records(plan: Plan) -> dict[str, Any]:
     """What a plan says of holders with several records, as far as it does."""
     most = "all" if plan.records_per_holder is None else int(plan.records_per_holder)
-    known = {} if plan.records is None else {"records": int(plan.records)}
-    if not plan.by_holder:
-        return known
-    return {**known, "records_per_holder": most, "combine": plan.combine}
+    known: dict[str, Any] = {} if plan.records is None else {"records": int(plan.records)}
+    if plan.by_holder:
+        known["records_per_holder"] = most
+    if plan.by_holder or plan.combine != "mean":
+        known["combine"] = plan.combine
+    return known
 
 
 def is_by_holder(document: Mapping[str, Any]) -> bool:
