@@ -154,7 +154,7 @@ def test_arrays_with_holders_take_a_file_of_budgets_by_name(tmp_path, file):
     budgets = file("b.csv", [{"holder": f"p{i}", "epsilon": 1 + i % 2} for i in range(20)])
     asked = {"arrays": str(tmp_path / "a.npz"), "budgets": str(budgets), "delta": "1e-4", "accountant": "rdp", "steps": 6}
     job = _prepared(TrainSettings(**asked), None)
-    assert job.data.ownership == Ownership.of(names, job.budgets)
+    assert job.data.ownership.of_record.tolist() == Ownership.of(names, job.budgets).of_record.tolist()
     assert job.budgets.epsilon.tolist() == [1 + int(name[1:]) % 2 for name in job.data.holders]
     feature = 1.0 + np.array([int(name[1:]) % 2 for name in names])
     np.savez(tmp_path / "a.npz", x_train=feature[:, None], y_train=labels, x_test=inputs[:4, :1], y_test=labels[:4], holders=names)
