@@ -224,10 +224,10 @@ def _names(record_holders: Iterable[Any]) -> Sequence[str]:
 def _name(given: Any) -> str:
     """A name as text: "" for none. Only what is written in one way is taken: floats lose digits, and other things their identity."""
     value = given.item() if hasattr(given, "item") else given
-    if value is None or value != value:
-        return ""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
+    if value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value):
+        return ""
     raise InvalidBudget(f"a holder is named by a text or a whole number, not by {type(value).__name__}: write the names as text.")

@@ -131,3 +131,24 @@ def test_a_folder_is_begun_only_by_the_ownership_that_its_plan_and_budgets_know(
         with pytest.raises(SartorError, match=what):
             EnsembleFolder.create(tmp_path / "kept", plan_, PEOPLE, ownership=owners)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_ownership_by_names_goes_on_and_serves_no_other_order(tmp_path):
+    names = [f"p{i}" for i in range(40)]
+    people = sartor.Budgets([1.0, 2.0] * 20, delta=1e-5, holders=names)
+    whose = [names[i % 40] for i in range(100)]
+    owners = sartor.Ownership.of(whose, people)
+    turned = people.ordered_as(names[::-1])
+    made = plan(people, "weight", teachers=4, aggregator=GNMax(noise=30), ownership=owners)
+    folder = EnsembleFolder.create(tmp_path / "kept", made, people, ownership=owners)
+    EnsembleFolder(tmp_path / "kept").check_same(folder.plan, people, owners)
+    for other in (sartor.Ownership.of(whose, turned), sartor.Ownership.of(whose[::-1], people)):
+        with pytest.raises(sartor.SartorError, match="another ownership"):
+            EnsembleFolder(tmp_path / "kept").check_same(folder.plan, people, other)
+    for use in (
+        lambda: partition(made, turned, b"key", ownership=owners),
+        lambda: plan(turned, "weight", teachers=4, ownership=owners),
+        lambda: EnsembleFolder.create(tmp_path / "other", made, turned, ownership=owners),
+    ):
+        with pytest.raises(sartor.SartorError, match="other names, or in another order"):
+            use()

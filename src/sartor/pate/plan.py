@@ -274,8 +274,7 @@ def records_of(budgets: Budgets, ownership: Ownership | None) -> int | None:
     """How many records there are, where an ownership says so; one of other holders is refused."""
     if ownership is None:
         return None
-    if ownership.holders != len(budgets):
-        raise SartorError(f"the ownership is of {ownership.holders:,} holders, but there are {len(budgets):,} budgets.")
+    ownership.check(budgets)
     return len(ownership)
 
 
