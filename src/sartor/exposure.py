@@ -1,8 +1,9 @@
 """Exposures: what a mechanism does to one holder, as plain values.
 
 An exposure says nothing about people and computes nothing: accountants read it. Its relation says between which
-data sets a vector moves by what it names. Four kinds are enough for every method here: the sampled Gaussian over some steps, the same for a
-holder who owns several records, a composition of exposures, and "included with probability p, then this exposure".
+data sets a vector moves by what it names. Five kinds are enough for every method here: the sampled Gaussian over some steps, the same for a
+holder who owns several records, stretches of it whose norms a filter chooses on the way, a composition of exposures, and "included with
+probability p, then this exposure".
 Each exports to a `dp_accounting.DpEvent`, so that anyone can check a claim with another accountant.
 
 Example:
@@ -17,6 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sartor.numbers import from_json_number, to_json_number
@@ -29,6 +32,8 @@ Json: TypeAlias = dict[str, Any]
 
 MOST_STEPS = 10**12
 """Steps beyond this are refused: nothing here is meant for them."""
+MOST_UNITS = 10**9
+"""Units of a filter beyond this are refused: no run compares such numbers."""
 MOST_RECORDS = 10**6
 """Records of one holder beyond this are refused: whoever owns more should be protected by training that clips by holder."""
 
@@ -127,6 +132,85 @@ class SampledRecords:
         return dp_event.SelfComposedDpEvent(event, self.steps)
 
 
+@dataclass(frozen=True)
+class Filtered:
+    """Stretches of `stretch` steps, each of which may be taken at any of some norms, for as long as its holder's units pay for it.
+
+    Before a stretch one of the `rungs` is chosen, by whatever the past has released and by the holder's own records, and its cost (the
+    entry of `costs` at its place) is taken from the `units` that the holder has; or none, and the holder rests. In each step of the stretch
+    a vector of norm at most the rung enters, with probability `rate`, a sum with noise of deviation `noise_multiplier`. Nothing else
+    bounds the number of stretches.
+
+    >>> Filtered(rate=0.01, noise_multiplier=1.1, stretch=300, rungs=(0.5, 1.0), costs=(1, 4), units=40).most_stretches
+    40
+    """
+
+    rate: float
+    noise_multiplier: float
+    stretch: int
+    rungs: tuple[float, ...]
+    costs: tuple[int, ...]
+    units: int
+    relation: Relation = ZERO_OUT
+
+    def __post_init__(self) -> None:
+        SampledGaussian(self.rate, self.noise_multiplier, self.stretch)
+        rungs, costs = tuple(float(rung) for rung in self.rungs), tuple(self.costs)
+        wrong = {
+            "a stretch has a step at least": self.stretch < 1,
+            "it needs a rung at least, and a cost for each": not rungs or len(rungs) != len(costs),
+            "rungs lie in (0, 1], each above the one before": not all(a < b for a, b in pairwise((0.0, *rungs, math.nextafter(1, 2)))),
+            "costs are whole numbers of 1 or more, and no rung costs less than a lower one": not all(_is_whole(cost, 1) for cost in costs)
+            or any(a > b for a, b in pairwise(costs)),
+            f"units are a whole number from 0 to {MOST_UNITS:g}": not _is_whole(self.units, 0) or self.units > MOST_UNITS,
+        }
+        for sentence, is_wrong in wrong.items():
+            if is_wrong:
+                raise ValueError(f"this is not a filter: {sentence}.")
+        if int(self.stretch) * (int(self.units) // min(costs)) > MOST_STEPS:
+            raise ValueError(f"this is not a filter: its units pay for more than {MOST_STEPS:g} steps.")
+        object.__setattr__(self, "rate", float(self.rate))
+        object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
+        object.__setattr__(self, "stretch", int(self.stretch))
+        object.__setattr__(self, "rungs", rungs)
+        object.__setattr__(self, "costs", tuple(int(cost) for cost in costs))
+        object.__setattr__(self, "units", int(self.units))
+
+    @property
+    def most_stretches(self) -> int:
+        """How many stretches a holder can take part in at most: all of them at the cheapest rung."""
+        return self.units // min(self.costs)
+
+    @property
+    def at_full(self) -> SampledGaussian:
+        """What a holder undergoes who always takes the highest rung: one of the choices, so never more than this exposure costs."""
+        noise = self.noise_multiplier / self.rungs[-1]
+        return SampledGaussian(self.rate, noise, self.stretch * (self.units // self.costs[-1]), self.relation)
+
+    def to_json(self) -> Json:
+        """This exposure as a JSON document."""
+        return {
+            "kind": "filtered",
+            "rate": self.rate,
+            "noise_multiplier": to_json_number(self.noise_multiplier),
+            "stretch": self.stretch,
+            "rungs": list(self.rungs),
+            "costs": list(self.costs),
+            "units": self.units,
+            "relation": self.relation.name,
+        }
+
+    def to_dp_event(self) -> DpEvent:
+        """An event that dp_accounting refuses to judge: it has none for norms that are chosen on the way."""
+        import dp_accounting
+
+        return dp_accounting.UnsupportedDpEvent()
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
 def _check_steps(exposure: SampledGaussian | SampledRecords) -> None:
     """Refuse what no step can have, and make numbers plain ones: those of arrays compare, but are not written as JSON."""
     if not 0 <= exposure.rate <= 1:
@@ -202,7 +286,10 @@ class Included:
         return dp_accounting.PoissonSampledDpEvent(self.probability, self.exposure.to_dp_event())
 
 
-Exposure: TypeAlias = SampledGaussian | SampledRecords | Composition | Included
+Exposure: TypeAlias = SampledGaussian | SampledRecords | Filtered | Composition | Included
+
+
+_KINDS = ('"sampled_gaussian"', '"sampled_records"', '"filtered"', '"composition"', '"included"')
 
 
 def exposure_from_json(document: Mapping[str, Any]) -> Exposure:
@@ -213,6 +300,10 @@ def exposure_from_json(document: Mapping[str, Any]) -> Exposure:
             noise, relation = from_json_number(document["noise_multiplier"]), relation_of(document.get("relation", ZERO_OUT.name))
             step = (document["rate"], noise, document["steps"], relation)
             return SampledGaussian(*step) if kind == "sampled_gaussian" else SampledRecords(document["records"], *step)
+        if kind == "filtered":
+            noise, relation = from_json_number(document["noise_multiplier"]), relation_of(document.get("relation", ZERO_OUT.name))
+            chosen = (tuple(document["rungs"]), tuple(document["costs"]), document["units"])
+            return Filtered(document["rate"], noise, document["stretch"], *chosen, relation)
         if kind == "composition":
             return Composition(tuple(exposure_from_json(part) for part in document["parts"]))
         if kind == "included":
@@ -221,4 +312,4 @@ def exposure_from_json(document: Mapping[str, Any]) -> Exposure:
         raise ValueError(f"this is not an exposure: {error} is missing.") from None
     except (TypeError, AttributeError):
         raise ValueError("this is not an exposure: something in it is of the wrong type.") from None
-    raise ValueError(f'"{kind}" is not a kind of exposure; there are "sampled_gaussian", "sampled_records", "composition" and "included".')
+    raise ValueError(f'"{kind}" is not a kind of exposure; there are {", ".join(_KINDS)}.')

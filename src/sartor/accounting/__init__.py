@@ -29,7 +29,7 @@ from sartor.accounting.rdp import Conversion
 from sartor.accounting.solve import noise_for, rate_for, steps_for
 from sartor.accounting.spending import Array, spend
 from sartor.errors import SartorError
-from sartor.exposure import Composition, Exposure, Included, SampledGaussian, SampledRecords
+from sartor.exposure import Composition, Exposure, Filtered, Included, SampledGaussian, SampledRecords
 
 __all__ = [
     "Accountant",
@@ -37,6 +37,7 @@ __all__ = [
     "Bounds",
     "Composition",
     "Exposure",
+    "Filtered",
     "Included",
     "SampledGaussian",
     "SampledRecords",

@@ -53,6 +53,20 @@ def epsilon_of(mu: float | Array, delta: Array) -> Array:
     return out
 
 
+def mu_for(epsilon: float, delta: float) -> float:
+    """The largest sensitivity over noise at which the Gaussian mechanism has divergence at most delta at epsilon, rounded down.
+
+    Guarantee: `delta_of(mu_for(epsilon, delta), epsilon) <= delta`.
+    """
+    low, high, at = 0.0, 1.0, np.array(float(epsilon))
+    while delta_of(high, at) <= delta:
+        low, high = high, 2 * high
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_of(middle, at) <= delta else (low, middle)
+    return low
+
+
 def sampled_delta_of(rate: float, mu: float, epsilon: Array) -> Array:
     """delta(epsilon) of one step that includes the holder with probability `rate`, in the worse direction.
 

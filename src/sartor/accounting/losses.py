@@ -160,18 +160,18 @@ def include(pair: Pair, probability: float) -> Pair:
     orphan = (1 - p) * max(0.0, 1.0 - float(np.exp(np.minimum(-loss, 700.0)) @ pair.remove.mass))
     new_loss = np.logaddexp(log_keep, np.log(p) + loss)
     reweighted[0] += orphan
-    remove, spread = _on_grid(new_loss, reweighted, p * pair.remove.infinite, h)
+    remove, spread = on_grid(new_loss, reweighted, p * pair.remove.infinite, h)
     m = (pair.add.offset + np.arange(len(pair.add.mass))) * h
     new_m = -np.logaddexp(log_keep, np.log(p) - m)
     # where P has no mass the loss is -log(1 - p), not infinite
     if p < 1:
-        add, _ = _on_grid(np.append(new_m, -log_keep), np.append(pair.add.mass, pair.add.infinite), 0.0, h)
+        add, _ = on_grid(np.append(new_m, -log_keep), np.append(pair.add.mass, pair.add.infinite), 0.0, h)
     else:
-        add, _ = _on_grid(new_m, pair.add.mass, pair.add.infinite, h)
+        add, _ = on_grid(new_m, pair.add.mass, pair.add.infinite, h)
     return Pair(h, remove, add, pair.spread + spread, pair.surplus + max(0.0, float(remove.mass.sum()) + remove.infinite - 1))
 
 
-def _on_grid(loss: Array, mass: Array, infinite: float, grid: float) -> tuple[LossDistribution, float]:
+def on_grid(loss: Array, mass: Array, infinite: float, grid: float) -> tuple[LossDistribution, float]:
     """Point masses moved to the two grid points around them, keeping both P's and Q's mass."""
     first = np.floor(loss / grid).astype(int)
     offset, last = int(first.min()), int(first.max()) + 1

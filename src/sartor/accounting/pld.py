@@ -13,18 +13,19 @@ a coarse grid, which is Rényi's bound but for what is cut off.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.accounting import gaussian, losses, rdp, records
+from sartor.accounting import filtered, gaussian, losses, rdp, records
 from sartor.accounting.chernoff import Chernoff, best_tilt
 from sartor.accounting.losses import MOST_POINTS, Composed, LossDistribution, Pair, TooFine
 from sartor.accounting.use import probability_of_use
 from sartor.errors import Infeasible
-from sartor.exposure import Composition, Exposure, Included, SampledGaussian, SampledRecords
+from sartor.exposure import Composition, Exposure, Filtered, Included, SampledGaussian, SampledRecords
 
 Array = NDArray[np.float64]
 
@@ -53,7 +54,7 @@ _FINEST_START = 1e-12  # of such a grid, which is made coarser until its points 
 _LOG_CUTS = (-20.0, -40.0, -80.0, -150.0)  # masses to cut off where delta is not yet known: it misses one of them little
 
 
-_Atom: TypeAlias = SampledGaussian | SampledRecords | Included
+_Atom: TypeAlias = SampledGaussian | SampledRecords | Filtered | Included
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class _Atoms:
     mu: float
     parts: tuple[tuple[_Atom, int], ...]
     ever: float  # probability that the holder is used at all: bounds the total variation
+    least: float  # ratio of a Gaussian that this surely is: filters count by what whole stretches at their highest rung cost
 
     @property
     def single(self) -> SampledGaussian | None:
@@ -70,6 +72,12 @@ class _Atoms:
         if self.mu == 0 and len(self.parts) == 1 and self.parts[0][1] == 1 and isinstance(self.parts[0][0], SampledGaussian):
             return self.parts[0][0]
         return None
+
+    @property
+    def filter(self) -> Filtered | None:
+        """The one filter that this is, if it is no more than that: its table says all that there is to say."""
+        alone = self.mu == 0 and len(self.parts) == 1 and self.parts[0][1] == 1
+        return self.parts[0][0] if alone and isinstance(self.parts[0][0], Filtered) else None
 
     @property
     def harsh(self) -> bool:
@@ -84,12 +92,14 @@ class _Atoms:
 def _least_noise(exposure: Exposure) -> float:
     if isinstance(exposure, SampledGaussian | SampledRecords):
         return exposure.noise_multiplier if exposure.rate > 0 and exposure.steps > 0 else np.inf
+    if isinstance(exposure, Filtered):
+        return exposure.noise_multiplier
     inner = exposure.parts if isinstance(exposure, Composition) else (exposure.exposure,)
     return min((_least_noise(part) for part in inner), default=np.inf)
 
 
 def _steps(atom: Exposure) -> int:
-    if isinstance(atom, SampledGaussian | SampledRecords):
+    if isinstance(atom, SampledGaussian | SampledRecords | Filtered):
         return 1
     if isinstance(atom, Included):
         return 1 + _atoms(atom.exposure).steps
@@ -97,7 +107,7 @@ def _steps(atom: Exposure) -> int:
 
 
 def _atoms(exposure: Exposure) -> _Atoms:
-    squared, counts = 0.0, dict[_Atom, int]()
+    squared, least, counts = 0.0, 0.0, dict[_Atom, int]()
     stack = [exposure]
     while stack:
         part = stack.pop()
@@ -116,22 +126,52 @@ def _atoms(exposure: Exposure) -> _Atoms:
             else:
                 drawn = SampledRecords(part.records, part.rate, part.noise_multiplier, 1)
                 counts[drawn] = counts.get(drawn, 0) + part.steps
+        elif isinstance(part, Filtered):
+            if part.rate == 0 or part.most_stretches == 0 or np.isinf(part.noise_multiplier):
+                continue
+            if part.noise_multiplier == 0:
+                squared = np.inf
+            elif part.rate == 1:
+                squared += _most_squared(part)
+                least += _sure_squared(part)
+            else:
+                counts[part] = counts.get(part, 0) + 1
         elif part.rate > 0 and part.steps > 0 and np.isfinite(part.noise_multiplier):
             if part.noise_multiplier == 0:
                 squared = np.inf
             elif part.rate == 1:
                 ratio = 1 / part.noise_multiplier
                 squared += part.steps * ratio * ratio  # a square of the noise itself may overflow
+                least += part.steps * ratio * ratio
             else:
                 one = SampledGaussian(part.rate, part.noise_multiplier, 1)
                 counts[one] = counts.get(one, 0) + part.steps
-    return _Atoms(float(np.sqrt(squared)), tuple(counts.items()), probability_of_use(exposure))
+    least = squared if np.isinf(squared) else min(least, squared)
+    return _Atoms(float(np.sqrt(squared)), tuple(counts.items()), probability_of_use(exposure), float(np.sqrt(least)))
+
+
+def _most_squared(exposure: Filtered) -> float:
+    """The squared ratio of the one Gaussian that a filter is where everybody is drawn: exact, whoever chose the norms.
+
+    Proof: with a bound on the sum of squared norms, adaptively chosen Gaussian steps are no easier to tell apart than one whose squared
+    norm is that bound (Koskela et al. 2023; Smith and Thakurta 2022); a stretch adds at most its units times the most that a rung gives
+    for one.
+    """
+    by_unit = max(rung * rung / cost for rung, cost in zip(exposure.rungs, exposure.costs, strict=True))
+    return exposure.units * exposure.stretch * by_unit / exposure.noise_multiplier / exposure.noise_multiplier
+
+
+def _sure_squared(exposure: Filtered) -> float:
+    """The squared ratio of a Gaussian that a holder may choose to undergo: as many whole stretches at one rung as units pay for."""
+    paid = max(rung * rung * (exposure.units // cost) for rung, cost in zip(exposure.rungs, exposure.costs, strict=True))
+    return exposure.stretch * paid / exposure.noise_multiplier / exposure.noise_multiplier
 
 
 def _pairs(atoms: _Atoms, grid: float, log_tail: float, tilt: float, most: int = MOST_POINTS) -> list[tuple[Pair, int]]:
     pairs = [(_pair(atom, grid, log_tail, tilt, most), count) for atom, count in atoms.parts]
     if atoms.mu > 0:
-        pairs.append((losses.sampled_step(1.0, 1 / atoms.mu, grid, log_tail, tilt, most), 1))
+        one = losses.sampled_step(1.0, 1 / atoms.mu, grid, log_tail, tilt, most)
+        pairs.append((one if atoms.least == atoms.mu else replace(one, surplus=1.0), 1))  # no lower bound follows from what is an upper one
     return pairs
 
 
@@ -140,6 +180,8 @@ def _pair(atom: _Atom, grid: float, log_tail: float, tilt: float, most: int) -> 
         return losses.sampled_step(atom.rate, atom.noise_multiplier, grid, log_tail, tilt, most)
     if isinstance(atom, SampledRecords):
         return records.records_step(atom.records, atom.rate, atom.noise_multiplier, grid, log_tail, tilt, most)
+    if isinstance(atom, Filtered):
+        return filtered.table(atom, float(np.exp(log_tail - _CUT)), PLANNING_ACCURACY).pair(grid, most)
     pairs = _pairs(_atoms(atom.exposure), grid, log_tail, 0.0, most)
     if not pairs:
         nothing = LossDistribution(0, np.ones(1), 0.0)
@@ -291,6 +333,8 @@ def _always_drawn(exposure: Exposure) -> float:
         return float(np.linalg.norm([_always_drawn(part) for part in exposure.parts]))
     if isinstance(exposure, Included):
         return _always_drawn(exposure.exposure)
+    if isinstance(exposure, Filtered):
+        return float(np.sqrt(_most_squared(exposure))) if exposure.noise_multiplier > 0 else np.inf
     together = exposure.records if isinstance(exposure, SampledRecords) else 1
     return float(together * np.sqrt(exposure.steps) / exposure.noise_multiplier) if exposure.noise_multiplier > 0 else np.inf
 
@@ -332,8 +376,11 @@ def epsilon_bounds(
             else gaussian.sampled_epsilon_of(one.rate, 1 / one.noise_multiplier, delta[open_])
         )
         middle[open_] = high[open_] = exact
-        low[open_] = exact if one is None else np.where(exact > _EXACT_BELOW, 0.0, exact)
+        low[open_] = gaussian.epsilon_of(atoms.least, delta[open_]) if one is None else np.where(exact > _EXACT_BELOW, 0.0, exact)
         return low, middle, high
+    if atoms.filter is not None:
+        low[open_], high[open_] = _filter_bounds(atoms.filter, delta[open_], accuracy)
+        return low, high.copy(), high
     for chunk in _chunks(delta[open_]):
         rows = open_[chunk]
         fallback = [starts[i] if starts is not None else _start(exposure, float(delta[i])) for i in rows]
@@ -348,6 +395,20 @@ def epsilon_bounds(
             low[rows] = np.clip(least, 0.0, upper) if found.surplus <= delta[rows].min() / 100 else 0.0
             middle[rows] = np.clip(upper - found.error, low[rows], upper)
     return low, middle, high
+
+
+def _filter_bounds(exposure: Filtered, delta: Array, accuracy: float) -> tuple[Array, Array]:
+    """(lower, upper) of a filter's epsilon at each delta."""
+    found = np.array([_filter_bound(exposure, float(at), accuracy) for at in delta])
+    return found[:, 0], found[:, 1]
+
+
+@lru_cache(maxsize=1 << 12)
+def _filter_bound(exposure: Filtered, delta: float, accuracy: float) -> tuple[float, float]:
+    """What the highest rung alone costs, and what the worst choice of rungs does."""
+    table = filtered.table(exposure, delta, max(accuracy, PLANNING_ACCURACY))
+    upper = min(float(table.epsilon(np.array([delta]))[0]), _start(exposure, delta)[0])
+    return min(float(epsilon_bounds(exposure.at_full, np.array([delta]), accuracy)[0][0]), upper), upper
 
 
 def _exact_delta(atoms: _Atoms, epsilon: Array) -> Array | None:
@@ -366,7 +427,8 @@ def delta_bounds(exposure: Exposure, epsilon: Array, accuracy: float) -> tuple[A
         return (np.zeros_like(epsilon),) * 3
     exact = _exact_delta(atoms, epsilon)
     if exact is not None:
-        return exact, exact, exact
+        low = exact if atoms.single is not None else np.minimum(gaussian.delta_of(atoms.least, epsilon), exact)
+        return low, exact, exact
     low, middle, high = (np.zeros_like(epsilon) for _ in range(3))
     if atoms.harsh:
         middle = high = np.array([_start_of_delta(exposure, float(eps)) for eps in epsilon])
@@ -374,6 +436,11 @@ def delta_bounds(exposure: Exposure, epsilon: Array, accuracy: float) -> tuple[A
     for i, eps in enumerate(epsilon):
         rényi = _start_of_delta(exposure, float(eps))
         target = max(rényi / 10, 1e-300)
+        if atoms.filter is not None:
+            by_way = filtered.table(atoms.filter, target, max(accuracy, PLANNING_ACCURACY)).delta(np.array([eps]))
+            middle[i] = high[i] = min(rényi, max(float(found[0]) for found in by_way.values()))
+            low[i] = min(float(delta_bounds(atoms.filter.at_full, np.array([eps]), accuracy)[0][0]), high[i])
+            continue
         found = _evaluate(atoms, target, _start(exposure, target), accuracy)
         at = np.array([eps])
         if found is None:
@@ -399,7 +466,7 @@ class Profile:
         self._composed: dict[str, Composed] = {}
         if self._atoms.harsh:
             raise Infeasible("a noise multiplier below 0.02 hides next to nothing: its privacy profile is not computed.")
-        if _exact_delta(self._atoms, np.zeros(1)) is None:
+        if self._atoms.filter is None and _exact_delta(self._atoms, np.zeros(1)) is None:
             self._compose(_start(exposure, PROFILE_DELTA) if start is None else start)
 
     def _compose(self, start: tuple[float, float]) -> None:
@@ -422,6 +489,9 @@ class Profile:
         exact = _exact_delta(self._atoms, epsilon)
         if exact is not None:
             return {"remove": exact, "add": exact}
+        if self._atoms.filter is not None:
+            by_way = filtered.table(self._atoms.filter, PROFILE_DELTA, PLANNING_ACCURACY).delta(epsilon)
+            return {way: np.minimum(value, self._atoms.ever) for way, value in by_way.items()}
         return {way: np.minimum(composed.delta(epsilon), self._atoms.ever) for way, composed in self._composed.items()}
 
 

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from sartor.accounting.special import gammaln
 from sartor.accounting.use import probability_of_use
 from sartor.errors import SartorError
-from sartor.exposure import Composition, Exposure, Included, SampledGaussian, SampledRecords
+from sartor.exposure import Composition, Exposure, Filtered, Included, SampledGaussian, SampledRecords
 
 Array = NDArray[np.float64]
 Conversion = Literal["balle", "mironov"]
@@ -181,6 +181,8 @@ def curve(exposure: Exposure, orders: ArrayLike = ORDERS) -> Array:
         return _included(exposure, a)
     if isinstance(exposure, SampledRecords):
         return curve(_as_one(exposure), a)
+    if isinstance(exposure, Filtered):
+        return _per_unit(exposure, sampled_gaussian(exposure.rate, exposure.noise_multiplier / np.array(exposure.rungs), a))
     raise TypeError(f"{type(exposure).__name__} is not an exposure that the Rényi accountant knows.")
 
 
@@ -190,7 +192,7 @@ def knows(exposure: Exposure) -> bool:
         return all(knows(part) for part in exposure.parts)
     if isinstance(exposure, Included):
         return knows(exposure.exposure)
-    return isinstance(exposure, SampledGaussian) or exposure.plain is not None
+    return isinstance(exposure, SampledGaussian | Filtered) or exposure.plain is not None
 
 
 def _as_one(exposure: SampledRecords) -> SampledGaussian:
@@ -198,6 +200,16 @@ def _as_one(exposure: SampledRecords) -> SampledGaussian:
     if plain is None:
         raise SartorError('several records of one holder, drawn one by one, have no Rényi bound here; ask the accountant "pld".')
     return plain
+
+
+def _per_unit(exposure: Filtered, step: Array) -> Array:
+    """What all units of a filter buy at most, from what a step at each rung costs (rungs, orders).
+
+    Proof: at each order the divergences of the stretches add up, whoever chose them (Feldman and Zrnic 2021, with a budget that is fixed
+    for each order beforehand), and a stretch adds at most its units times the most that any rung gives for one.
+    """
+    by_unit = exposure.stretch * step / np.array(exposure.costs, float)[:, None]
+    return np.asarray(exposure.units * np.max(by_unit, axis=0))
 
 
 _LARGEST_INCLUDED_ORDER = 256
@@ -335,6 +347,9 @@ def _smooth_curve(exposure: Exposure, orders: Array) -> Array:
         return np.full(len(orders), np.inf)
     if isinstance(exposure, SampledRecords):
         return _smooth_curve(_as_one(exposure), orders)
+    if isinstance(exposure, Filtered):
+        noise = exposure.noise_multiplier / np.array(exposure.rungs)
+        return _per_unit(exposure, at_large_orders(np.full(len(noise), exposure.rate), noise, orders))
     if exposure.steps == 0:
         return np.zeros(len(orders))
     return np.asarray(exposure.steps * at_large_orders(np.array([exposure.rate]), np.array([exposure.noise_multiplier]), orders)[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.exposure import Composition, Exposure, SampledGaussian, SampledRecords
+from sartor.exposure import Composition, Exposure, Filtered, SampledGaussian, SampledRecords
 
 Array = NDArray[np.float64]
 
@@ -27,6 +27,8 @@ def _log_never(exposure: Exposure) -> float:
             return 0.0
         coins = exposure.steps * (exposure.records if isinstance(exposure, SampledRecords) else 1)
         return float(coins * np.log1p(-exposure.rate)) if exposure.rate < 1 else -np.inf
+    if isinstance(exposure, Filtered):
+        return _log_never(SampledGaussian(exposure.rate, exposure.noise_multiplier, exposure.stretch * exposure.most_stretches))
     if isinstance(exposure, Composition):
         return float(sum(_log_never(part) for part in exposure.parts))
     used = exposure.probability * probability_of_use(exposure.exposure)
