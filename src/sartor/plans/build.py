@@ -7,20 +7,24 @@ which is where it is checked.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
-from numbers import Real
-from typing import Any
+from itertools import pairwise
+from numbers import Integral, Real
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.accounting import accountants, spend
+from sartor.accounting import accountants, rdp, spend
 from sartor.budgets import Budgets, Groups, spendable
 from sartor.errors import AllDrawn, Infeasible, LargeDelta, NoNoise, RarelyUsed, SartorError
 from sartor.exposure import MOST_STEPS
 from sartor.ownership import Ownership
 from sartor.plans.document import stages_of_turns
+from sartor.plans.filters import KINDS, LADDER
 from sartor.plans.plan import COMBINED, Plan
+from sartor.plans.prices import Asked, levels, priced, with_public
 from sartor.plans.problem import Parameters, Problem
 from sartor.plans.registry import Scheme, find
 from sartor.plans.stage import Stage
@@ -29,6 +33,10 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 _NUDGE = 1e-9
+_MOST_TRIALS = 8  # of lowered budgets
+_FEW = 8
+_USUALLY_MORE = 5e-4
+_SAFE = 2e-5  # by which they are lowered further, so that few trials do
 
 
 def plan(
@@ -44,6 +52,10 @@ def plan(
     ownership: Ownership | None = None,
     records_per_holder: int | None = None,
     combine: str = "mean",
+    filter: str | None = None,
+    refresh: int | None = None,
+    full_steps: int | None = None,
+    ladder: Sequence[int] = LADDER,
     **options: Any,
 ) -> Plan:
     """Turn budgets into a plan that honours every one of them.
@@ -56,6 +68,11 @@ def plan(
     there are; of a drawn holder at most `records_per_holder` distinct ones enter a step, drawn at random (all of them, unless given), and
     their gradients' mean or sum (`combine`) is what is clipped.
 
+    With a `filter` holders pay for the norms that their gradients have (`plans.filters`): "ladder" (tight; `ladder` are the whole costs of
+    its rungs), or "renyi" (for comparison, by the accountant "rdp"). Norms are tracked every `refresh` steps; who is at full norm pays for
+    `full_steps` of the `steps`, and with as many as `steps` this is the plan without a filter. Scheme `equal` treats all alike and gives
+    them units by their budgets.
+
     Example:
         >>> import sartor
         >>> budgets = sartor.Budgets.from_shares([1, 2, 3], [0.34, 0.43, 0.23], holders=60_000, delta=1e-5, seed=1)
@@ -66,11 +83,46 @@ def plan(
     chosen, name = find(scheme), accountants.find(accountant).name
     _check(budgets, steps, batch, clip, public_rate, public_clip, chosen, options)
     lent = _lent(budgets, ownership, records_per_holder, combine)
+    if filter is None:
+        if refresh is not None or full_steps is not None or tuple(ladder) != LADDER:
+            raise SartorError('refresh, full_steps and ladder are a filter\'s: give filter="ladder".')
+        if chosen.name == "equal":
+            raise SartorError('scheme "equal" treats all budgets alike, so only units can tell them apart: give filter="ladder".')
+    elif _is_filtered(filter, name, steps, refresh, full_steps, ladder, options):
+        asked = Asked(filter, int(cast("int", refresh)), int(cast("int", full_steps)), tuple(ladder))
+        made = _filtered(budgets, chosen, int(steps), float(batch), float(clip), name, (public_rate, public_clip), options, lent, asked)
+        _warn(made)
+        return made
     if "max_excess" in options:
         return _within(budgets, lent, steps=steps, batch=batch, clip=clip, accountant=name, caps=(public_rate, public_clip), **options)
     made = _made(budgets, chosen, int(steps), float(batch), float(clip), name, (public_rate, public_clip), options, lent)
     _warn(made)
     return made
+
+
+def _is_filtered(
+    filter: str,
+    accountant: str,
+    steps: int,
+    refresh: int | None,
+    full_steps: int | None,
+    ladder: Sequence[int],
+    options: dict[str, Any],
+) -> bool:
+    """Whether what was asked for is more than the plan without a filter; refuses what makes no sense."""
+    if filter not in KINDS:
+        raise SartorError(f'a filter is {" or ".join(KINDS)}, not "{filter}".')
+    for name, value in {"refresh": refresh, "full_steps": full_steps}.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or not 1 <= value <= steps:
+            raise SartorError(f"a filter needs {name}, a whole number from 1 to the {steps} steps, not {value!r}.")
+    whole = [cost for cost in ladder if isinstance(cost, Integral) and not isinstance(cost, bool) and cost >= 1]
+    if not whole or len(whole) != len(ladder) or any(low >= high for low, high in pairwise(whole)):
+        raise SartorError(f"a ladder is the whole costs of its rungs, ascending, like {LADDER}: the last is that of full norm.")
+    if filter == "renyi" and accountant != rdp.NAME:
+        raise SartorError('a Rényi filter is judged by Rényi divergences: give accountant="rdp", or filter="ladder".')
+    if "max_excess" in options:
+        raise SartorError("max_excess is for plans without a filter; give mix.")
+    return full_steps != steps
 
 
 def _lent(budgets: Budgets, ownership: Ownership | None, most: int | None, combine: str) -> dict[str, Any]:
@@ -149,6 +201,58 @@ def _made(
     problem = _problem(groups, finite, budgets.reserve, steps, batch, accountant, caps)
     found = scheme.solve(problem, **options)
     return Plan(**frame, stages=_complete(problem, found, groups, finite, clip, caps))
+
+
+def _filtered(
+    budgets: Budgets,
+    scheme: Scheme,
+    steps: int,
+    batch: float,
+    clip: float,
+    accountant: str,
+    caps: tuple[float | None, float | None],
+    options: dict[str, Any],
+    lent: dict[str, Any],
+    asked: Asked,
+) -> Plan:
+    """The scheme's plan for `full_steps`, for budgets less what the worst choice of rungs costs more than full norm, over all steps."""
+    if scheme.name == "sequential":
+        raise SartorError(
+            'scheme "sequential" gives each group a turn of its own, and a filter is for runs that everybody is in throughout.'
+        )
+    groups = budgets.groups
+    finite = np.isfinite(groups.epsilon)
+    if not finite.any():
+        raise SartorError("every record is public: there is nothing for a filter to protect.")
+    problem = _problem(groups, finite, budgets.reserve, asked.full_steps, batch, accountant, caps)
+    level, at = levels(problem)
+    by_budget = scheme.name == "equal"
+    few = len(level) <= _FEW  # of many, all begin with what the worst choice usually costs more, for every trial takes a table each
+    lowered = np.full(len(level), level.max()) if by_budget else level * (1 if few else 1 - _USUALLY_MORE)
+    for _ in range(_MOST_TRIALS):
+        trial = replace(problem, epsilon=lowered, delta=at)
+        stages = _complete(trial, scheme.solve(trial, **options), groups, finite, clip, caps)
+        stage = Stage(steps, stages[0].noise_multiplier, stages[0].rate, stages[0].clips)
+        noise = stage.noise_multiplier * clip / stage.clips
+        filter, spent = priced(asked, stage.rate[finite], noise[finite], level, at, accountant, steps, by_budget=by_budget)
+        over = spent > level
+        if not over.any():
+            break
+        lowered = np.where(over, lowered * level / spent * (1 - _SAFE), lowered)
+    return Plan(
+        scheme=scheme.name,
+        accountant=accountant,
+        batch=batch,
+        clip=clip,
+        epsilon=groups.epsilon,
+        delta=groups.delta,
+        holders=groups.holders,
+        reserve=budgets.reserve,
+        options=dict(options),
+        stages=(stage,),
+        filter=with_public(filter, finite, steps),
+        **lent,
+    )
 
 
 def _problem(

@@ -17,6 +17,7 @@ from sartor import confidential
 from sartor.documents import read_json
 from sartor.errors import SartorError
 from sartor.numbers import from_json_number, to_json_number
+from sartor.plans.filters import Filter
 from sartor.plans.stage import Stage
 from sartor.relation import ZERO_OUT
 
@@ -28,6 +29,7 @@ Array = NDArray[np.float64]
 _BUDGET = ("epsilon", "delta", "holders")
 _TREATMENT = ("rate", "clip")
 _FOLLOWS = ("noise_multiplier", "expected_uses", "spent", "excess")
+_OF_FILTER = ("units", "rests_at")
 
 
 def record(plan: Plan) -> dict[str, Any]:
@@ -43,7 +45,13 @@ def shown(plan: Plan, *, sensitive: bool) -> dict[str, Any]:
         return _document(plan, groups, [_stage(stage, len(plan)) for stage in plan.stages], merged=False)
     view = plan.view
     rows = view.rows()
-    groups = [{name: _shown(plan, name, row) for name in (*_BUDGET, *_TREATMENT, *_FOLLOWS)} for row in rows]
+    names = (*_BUDGET, *_TREATMENT, *_FOLLOWS, *(() if plan.filter is None else _OF_FILTER))
+    groups = [{name: _shown(plan, name, row) for name in names} for row in rows]
+    if plan.filter is not None:
+        own = plan.filter.rows()
+        for group, row in zip(groups, rows, strict=True):
+            if not view.hides(row):
+                group.update(own[row.start])
     if is_plain(plan):
         for group, row in zip(groups, rows, strict=True):
             if not view.hides(row):
@@ -73,6 +81,7 @@ def _document(plan: Plan, groups: list[dict[str, Any]], stages: list[dict[str, A
         "reserve": plan.reserve,
         "options": {key: _number(value) if isinstance(value, float) else value for key, value in plan.options.items()},
         "merged": merged,
+        **({} if plan.filter is None else {"filter": plan.filter.to_json()}),
         "groups": groups,
         **({} if plain else {"stages": stages}),
     }
@@ -97,7 +106,9 @@ def is_by_holder(document: Mapping[str, Any]) -> bool:
 def _every(plan: Plan, names: tuple[str, ...]) -> list[dict[str, Any]]:
     columns = {name: _column(plan, name) for name in names}
     turns = is_plain(plan)
-    return [{name: _number(values[i]) for name, values in columns.items()} | (_turn(plan, i) if turns else {}) for i in range(len(plan))]
+    own: list[dict[str, Any]] = [{} for _ in range(len(plan))] if plan.filter is None else plan.filter.rows()
+    turn = [_turn(plan, i) if turns else {} for i in range(len(plan))]
+    return [{name: _number(values[i]) for name, values in columns.items()} | turn[i] | own[i] for i in range(len(plan))]
 
 
 def _turn(plan: Plan, group: int) -> dict[str, Any]:
@@ -126,6 +137,9 @@ def _shown_stage(plan: Plan, stage: Stage, rows: Sequence[slice]) -> dict[str, A
 
 
 def _column(plan: Plan, name: str) -> Array:
+    if name == "units":
+        assert plan.filter is not None
+        return plan.filter.units.astype(float)
     found: Array = getattr(plan, {"clip": "clips", "noise_multiplier": "noise_multipliers"}.get(name, name))
     return found.astype(float)
 
@@ -134,6 +148,9 @@ def _shown(plan: Plan, name: str, row: slice) -> Any:
     view, values = plan.view, _column(plan, name)
     if name == "holders":
         return view.people(row)
+    if name in _OF_FILTER:
+        shown = view.value(values, row)
+        return [int(end) for end in shown] if isinstance(shown, tuple) else int(shown)
     return confidential.to_json(view.spent(values, row) if name == "spent" else view.value(values, row))
 
 
@@ -167,6 +184,7 @@ def fields(document: Mapping[str, Any]) -> dict[str, Any]:
             "records": None if document.get("records") is None else _whole(document["records"], "records"),
             "records_per_holder": None if most in (None, "all") else _whole(most, "records_per_holder"),
             "combine": document.get("combine", "mean"),
+            "filter": None if document.get("filter") is None else Filter.from_json(document["filter"], groups),
         }
     except KeyError as error:
         raise SartorError(f"this is not a plan: {error} is missing.") from None

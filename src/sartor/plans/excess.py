@@ -5,9 +5,9 @@ sampling rates the mechanism that a holder gets depends on everybody's budgets (
 The measure is the Delta-divergence between the mechanism that the holder gets and the uniform one at their budget (Kaissis et al. 2024):
 the largest, over epsilon >= 0 and both directions, of (delta_got(epsilon) - delta_alone(epsilon)) / (1 + e^epsilon), and at least 0.
 
-It is a figure to look at, and no promise depends on it. On either side of the budget that is drawn at the mean rate it follows epsilon
-smoothly, so of many budgets with one delta some are computed, more of them near that budget, and the others read between them, to a
-hundredth.
+It is a figure to look at, and no promise depends on it. Of a plan with a filter, full norm is compared, for as many steps as it pays for.
+On either side of the budget that is drawn at the mean rate the excess follows epsilon smoothly, so of many budgets with one delta some are
+computed, more of them near that budget, and the others read between them, to a hundredth.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.accounting import Exposure, SampledGaussian, noise_for, pld, rdp
+from sartor.accounting import Exposure, Filtered, SampledGaussian, noise_for, pld, rdp
 from sartor.budgets import spendable
 from sartor.errors import Infeasible
 
@@ -76,6 +76,7 @@ def of_plan(plan: Plan) -> Array:
     """The excess of each group of a plan; public records, who asked for no protection, have none."""
     out = np.zeros(len(plan))
     finite = np.flatnonzero(np.isfinite(plan.epsilon) & (plan.rate > 0))
+    steps = plan.steps if plan.filter is None else plan.filter.full_steps
     rate = min(1.0, plan.batch / float(plan.holders.sum()))
     epsilon, delta = spendable(plan.epsilon, plan.reserve), spendable(plan.delta, plan.reserve)
     if np.all(plan.rate[finite] == rate):  # treated alike but for noise: who is no worse off than alone is told exactly
@@ -83,9 +84,9 @@ def of_plan(plan: Plan) -> Array:
     for same in _alike(finite, delta, plan.rate > rate):
         knots = _knots(same, epsilon, plan.rate[same[0]] > rate)
         try:
-            noise = noise_for(epsilon[knots], delta[knots], rate=rate, steps=plan.steps, accountant=plan.accountant)
-            alone = (SampledGaussian(rate, float(own), plan.steps) for own in noise)
-            found = np.array([_one(plan.exposure(int(i)), own) for i, own in zip(knots, alone, strict=True)])
+            noise = noise_for(epsilon[knots], delta[knots], rate=rate, steps=steps, accountant=plan.accountant)
+            alone = (SampledGaussian(rate, float(own), steps) for own in noise)
+            found = np.array([_one(_exposure(plan, int(i)), own) for i, own in zip(knots, alone, strict=True)])
         except Infeasible:  # next to no noise, or budgets beyond what can be computed
             out[same] = MOST
         else:
@@ -93,13 +94,20 @@ def of_plan(plan: Plan) -> Array:
     return out
 
 
+def _exposure(plan: Plan, group: int) -> Exposure:
+    """What a member undergoes; with a filter, one of full norm."""
+    found = plan.exposure(group)
+    return found.at_full if isinstance(found, Filtered) else found
+
+
 def _no_worse(plan: Plan, groups: Indices, rate: float, epsilon: Array, delta: Array) -> NDArray[np.bool_]:
     """Groups that get the noise that they would get alone."""
     if not len(groups):
         return np.empty(0, bool)
-    noise = noise_for(epsilon[groups], delta[groups], rate=rate, steps=plan.steps, accountant=plan.accountant)
-    alone = (SampledGaussian(rate, float(own), plan.steps) for own in noise)
-    return np.array([_weaker(plan.exposure(int(i)), own) for i, own in zip(groups, alone, strict=True)], bool)
+    steps = plan.steps if plan.filter is None else plan.filter.full_steps
+    noise = noise_for(epsilon[groups], delta[groups], rate=rate, steps=steps, accountant=plan.accountant)
+    alone = (SampledGaussian(rate, float(own), steps) for own in noise)
+    return np.array([_weaker(_exposure(plan, int(i)), own) for i, own in zip(groups, alone, strict=True)], bool)
 
 
 def _alike(groups: Indices, delta: Array, often: NDArray[np.bool_]) -> list[Indices]:

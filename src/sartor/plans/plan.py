@@ -5,7 +5,8 @@ A plan knows groups, not members. Sampler, clipper, noise and account are made f
 Guarantee: for each holder, (epsilon, delta)-DP at their own budget, less the reserve, under zeroing everything of theirs, for the run in
     which, stage after stage, each holder of a group takes part with the group's probability of inclusion by one coin of their own, and at
     each step of the stage each who takes part is drawn by an independent coin at the group's rate and contributes a vector of norm at most
-    the group's clip to a sum, to which Gaussian noise of the stage's deviation is added.
+    the group's clip to a sum, to which Gaussian noise of the stage's deviation is added. With a filter, of norm at most a rung of the
+    group's clip, chosen before each stretch and paid for in units (`filters`).
 Proof: to one holder a stage is a sampled Gaussian with the group's rate and noise multiplier (noise over the group's clip), behind the coin
     of inclusion, whatever the others do (IDP-SGD, theorems G.1 and G.2), and the run is the composition of its stages; the plan's
     accountant bounds its cost, and the constructor compares it with the budget.
@@ -34,6 +35,7 @@ from sartor.exposure import MOST_STEPS
 from sartor.immutable import immutable
 from sartor.plans import document, table
 from sartor.plans import excess as excess_of
+from sartor.plans.filters import Filter
 from sartor.plans.stage import Parts, Stage
 from sartor.relation import ZERO_OUT, Relation
 from sartor.run.files import write_private, write_public
@@ -57,6 +59,8 @@ class Plan:
 
     Holders with several records: `records` is how many there are in all, if that is known, `records_per_holder` how many of a holder's
     enter a step at most (None: all), and `combine` says whether their mean or their sum is clipped. No guarantee depends on these.
+
+    `filter` lets holders pay for the norms that their gradients have, instead of for full norm in every step.
     """
 
     scheme: str
@@ -72,6 +76,7 @@ class Plan:
     records: int | None = None
     records_per_holder: int | None = None
     combine: str = "mean"
+    filter: Filter | None = None
 
     def __post_init__(self) -> None:
         accountants.find(self.accountant)
@@ -97,7 +102,7 @@ class Plan:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = {name: getattr(self, name) for name in (*_SCALARS, *_ARRAYS, "stages", *_OF_RECORDS)}
+        values = {name: getattr(self, name) for name in (*_SCALARS, *_ARRAYS, "stages", *_OF_RECORDS, "filter")}
         return _rebuilt, ({**values, "options": dict(self.options)},)
 
     def __deepcopy__(self, memo: Any) -> Plan:
@@ -124,6 +129,8 @@ class Plan:
             "every holder has a record at least": not _is_whole(self.records, int(self.holders.sum()) if count else 1),
             "the records of a holder that enter a step are a whole number of 1 or more": not _is_whole(self.records_per_holder, 1),
             "the gradients of a holder's records are combined by their mean or their sum": self.combine not in COMBINED,
+            "a filter is of plans with one stage, without coins of inclusion, and has a row for each group": self.filter is not None
+            and not (isinstance(self.filter, Filter) and len(self.filter) == count and self._is_plain),
             "two groups have the same budget": len(set(zip(self.epsilon.tolist(), self.delta.tolist(), strict=True))) < count,
         }
         for sentence, is_wrong in wrong.items():
@@ -137,6 +144,10 @@ class Plan:
     def by_holder(self) -> bool:
         """Whether it was made for holders with several records."""
         return self.records_per_holder is not None or (self.records is not None and self.records > int(self.holders.sum()))
+
+    @property
+    def _is_plain(self) -> bool:
+        return len(self.stages) == 1 and len(self.stages[0].groups) == len(self) and bool(np.all(self.stages[0].inclusion == 1))
 
     @property
     def relation(self) -> Relation:
@@ -254,17 +265,27 @@ class Plan:
 
     @cached_property
     def _alone(self) -> NDArray[np.bool_]:
-        """Of each part: whether it is all that happens to its group, without a coin before it."""
+        """Of each part: whether it is all that happens to its group, without a coin before it or a filter."""
         counts = np.bincount(self.parts.group, minlength=len(self))
-        return np.asarray((counts[self.parts.group] == 1) & (self.parts.inclusion == 1))
+        return np.asarray((counts[self.parts.group] == 1) & (self.parts.inclusion == 1) & (self.filter is None))
 
     def _composed(self, groups: NDArray[np.intp], steps: int, delta: Array, judge: str) -> list[float]:
         """What several stages, or coins before them, cost; equal exposures are judged once."""
         wanted = [(self.exposure(int(group), steps), float(delta[group])) for group in groups]
-        distinct = list(dict.fromkeys(wanted))
-        found = spend_on([exposure for exposure, _ in distinct], [at for _, at in distinct], judge).tolist()
-        known = dict(zip(distinct, found, strict=True))
+        known: dict[tuple[Exposure, float], float] = {}
+        for one, at in dict.fromkeys(wanted):
+            if isinstance(one, SampledGaussian):  # which are remembered
+                found = spend(one.rate, one.noise_multiplier, one.steps, at, judge)
+            else:
+                found = spend_on([one], [at], judge)
+            known[one, at] = float(found[0])
         return [known[key] for key in wanted]
+
+    @cached_property
+    def rests_at(self) -> Counts:
+        """Of each group: the step from which on a member whose gradients are of full norm rests; the last, where there is no filter."""
+        found = np.full(len(self), self.steps) if self.filter is None else self.filter.rests_at(self.steps)
+        return immutable(np.where(np.isfinite(self.epsilon), found, self.steps), np.int64)
 
     @cached_property
     def capped(self) -> NDArray[np.bool_]:
@@ -281,6 +302,9 @@ class Plan:
     def exposure(self, group: int, steps: int | None = None) -> Exposure:
         """What a member of a group undergoes, in the whole run or in its first `steps` steps."""
         parts, (order, begin) = self.parts, self._rows
+        if self.filter is not None:
+            mechanism = float(parts.rate[group]), float(parts.noise_multiplier[group])
+            return self.filter.exposure(group, *mechanism, self.steps if steps is None else steps, self.relation)
         rows = order[begin[group] : begin[group + 1]]
         taken = parts.taken(self.steps if steps is None else steps)[rows].tolist()
         found: list[Exposure] = []
@@ -364,7 +388,7 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented
-        return all(getattr(self, n) == getattr(other, n) for n in (*_SCALARS, *_OF_RECORDS, "options", "stages")) and all(
+        return all(getattr(self, n) == getattr(other, n) for n in (*_SCALARS, *_OF_RECORDS, "options", "stages", "filter")) and all(
             np.array_equal(getattr(self, n), getattr(other, n)) for n in _ARRAYS
         )
 

@@ -25,7 +25,16 @@ def title(plan: Plan) -> str:
         how = "no noise: every record is public" if np.isinf(plan.epsilon).all() else "no noise: these deltas allow it"
     else:
         how = f"{noise(plan)} on a clip of {plan.clip:g}"
-    return f"{plan.scheme}{options}: {plan.steps:,} steps{_lent(plan)}, expected batch {plan.batch:g}, {how} ({plan.accountant}{kept})"
+    steps = f"{plan.steps:,} steps{_lent(plan)}{_filter(plan)}"
+    return f"{plan.scheme}{options}: {steps}, expected batch {plan.batch:g}, {how} ({plan.accountant}{kept})"
+
+
+def _filter(plan: Plan) -> str:
+    """What a filter buys."""
+    if plan.filter is None:
+        return ""
+    kind = {"ladder": "ladder", "renyi": "Rényi"}[plan.filter.kind]
+    return f" of which full norm pays for {plan.filter.full_steps:,} ({kind} filter, norms tracked every {plan.filter.refresh:,})"
 
 
 def _lent(plan: Plan) -> str:
@@ -61,6 +70,8 @@ def cells(plan: Plan) -> list[list[str]]:
         ]
         if _shows_excess(plan):
             line.append(text(view.value(plan.excess, row), ".2g"))
+        if plan.filter is not None:
+            line.append(text(view.value(plan.rests_at, row), ",.0f"))
         if spans:
             line.append("" if view.hides(row) else f"{int(plan.first[row][0]):,} to {int(plan.last[row][0]):,}")
         out.append(line)
@@ -70,7 +81,8 @@ def cells(plan: Plan) -> list[list[str]]:
 def headings(plan: Plan) -> list[str]:
     """The names of the columns."""
     spans = np.any((plan.first > 0) | (plan.last < plan.steps))
-    return [*_HEADINGS, *(["excess"] if _shows_excess(plan) else []), *(["steps"] if spans else [])]
+    own = [*(["excess"] if _shows_excess(plan) else []), *([] if plan.filter is None else ["rests at"])]
+    return [*_HEADINGS, *own, *(["steps"] if spans else [])]
 
 
 def _shows_excess(plan: Plan) -> bool:
