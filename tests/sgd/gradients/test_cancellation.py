@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sartor.sgd.gradients import Kernels, PerExample
+from sartor.sgd.gradients import Kernels, Owners, PerExample
 from sartor.sgd.gradients.parts import safe_lengths
 
 GAPS = torch.tensor([1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 0.0])
@@ -56,3 +56,40 @@ def test_norms_of_outer_products_lose_nobody_whatever_their_size(width):
     rows[::2, ::2] *= 1e-15
     exact = torch.linalg.vector_norm(rows.double(), dim=1)
     assert torch.allclose(safe_lengths(rows), exact, rtol=1e-6, atol=0.0)
+
+
+SEQUENCES = {
+    "linear": (lambda: nn.Linear(WIDTH, WIDTH, bias=False), lambda x: x),
+    "positions": (lambda: nn.Linear(WIDTH, WIDTH, bias=False), lambda x: x[:, None].expand(-1, 4, -1)),
+    "convolution": (lambda: nn.Conv1d(WIDTH, WIDTH, 1, bias=False), lambda x: x[:, :, None]),
+}
+
+
+@pytest.mark.parametrize("beside", [0, 30])
+@pytest.mark.parametrize("layer", SEQUENCES)
+@pytest.mark.parametrize("records", [2, 20, 400, 2_000])
+def test_nobody_passes_their_clip_where_their_records_cancel(layer, records, beside):
+    """A holder whose records pull one way and then the other, whose clip is small beside each: what rounding leaves is clipped too."""
+    make, turned = SEQUENCES[layer]
+    model, clip = make(), 1.0
+    for seed in range(3):
+        draw = torch.Generator().manual_seed(seed)
+        size, pull = 1 + torch.rand(2, generator=draw)
+        x = torch.cat([torch.randn(beside, WIDTH, generator=draw), size.expand(records, WIDTH)])
+        sign = torch.tensor([1.0, -1.0]).repeat_interleave(records // 2)[:, None]
+        gap = 1 + torch.tensor([0.0, 3e-6, 1e-4])[seed] * (sign > 0)
+        y = torch.cat([torch.randn(beside, WIDTH, generator=draw), 1e6 * pull * sign * gap * torch.ones(1, WIDTH)])
+
+        def summed(kept, x=x, y=y):
+            whole = Owners(torch.tensor([1] * beside + ([records] if kept else [])))
+            rows = beside + (records if kept else 0)
+            kernels = Kernels({"weight by holder": "ghost", ".weight by holder": "ghost"}, measure=False)
+            engine = PerExample(model, kernels=kernels)
+            with engine.batch(torch.full((len(whole),), clip), whole):
+                (model(turned(x[:rows])) * turned(y[:rows])).sum().backward()
+                sums = engine.clipped_sums()
+            engine.detach()
+            return sums["weight"].double()
+
+        other = summed(kept=False) if beside else 0.0
+        assert float((summed(kept=True) - other).norm()) <= clip * (1 + 1e-5)

@@ -303,6 +303,14 @@ class PerExample:
             return self._sums_and_norms(thresholds, owners, noted, torch.as_tensor(scale, dtype=torch.float64))
 
     @torch.no_grad()
+    def norms(self, scale: float | Tensor = 1.0) -> Tensor:
+        """Each holder's gradient norm, without forming sums (of private data: sensitive); ends the batch. `scale` as in `clipped_sums`."""
+        thresholds, owners, noted = self._ended()
+        with torch.autocast("cpu", enabled=False):
+            parts = [part for _, _, part in self._parts(noted, owners)]
+            return self._norms(parts, len(thresholds)) * torch.as_tensor(scale, dtype=torch.float64)
+
+    @torch.no_grad()
     def plain_sums(self) -> dict[str, Tensor]:
         """The sum over all rows of their gradients, not clipped, by parameter (of private data: sensitive); ends the batch."""
         _, owners, noted = self._ended()

@@ -82,6 +82,14 @@ class Owners:
         return Owners(self.counts[holders]), kept[self.of_row].nonzero()[:, 0]
 
 
+def rows_of(owners: Owners | None, holders: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of some holders, and for each the factor of its holder; without owners every row is another holder's."""
+    if owners is None:
+        return holders, factors
+    some, rows = owners.only(holders)
+    return rows, factors[some.of_row]
+
+
 def _rounded(count: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on: few sizes, and at most half as much again."""
     power = 1 << (count - 1).bit_length()

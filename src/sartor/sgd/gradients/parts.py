@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 1024
+_SLACK = 2.0  # beyond the root of the number of terms, before they count as cancelling
 _SHORT = 1e-10  # norms below this, or above its inverse, are not left to float32
 
 
@@ -88,14 +89,25 @@ class Product:
 
 @dataclass(eq=False)
 class Implicit:
-    """Gradients known by their norms and by a function that forms their weighted sum."""
+    """Gradients known by their norms and by a function that forms their weighted sum.
+
+    Where terms cancel, a sum of them in float32 may be longer than what they add up to, and a clip that is small beside the terms would be
+    passed by rounding alone. So those of whom that is to be feared (`apart`) are added up by a function of their own, `weigh_exactly`, from
+    their places and factors, in float64.
+    """
 
     squared_norms: Tensor
     weigh: Callable[[Tensor], Tensor]
+    apart: Tensor | None = None
+    weigh_exactly: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def weighted(self, factors: Tensor) -> Tensor:
         """The sum over examples of factor times gradient."""
-        return self.weigh(factors)
+        if self.apart is None or self.weigh_exactly is None or not len(self.apart):
+            return self.weigh(factors)
+        others = factors.clone()
+        others[self.apart] = 0
+        return self.weigh(others) + self.weigh_exactly(self.apart, factors[self.apart].double()).to(factors.dtype)
 
 
 def lengths(rows: Tensor) -> Tensor:
@@ -142,12 +154,23 @@ def lengths_of_pieces(norms: Tensor) -> Tensor:
 
 
 def norms_from_products(left: Tensor, right: Tensor) -> Tensor:
-    """Squared norms of the sums over t of left[t] right[t]^T, per example, without forming them ("ghost" norms).
+    """Squared norms of the sums over t of left[t] right[t]^T, per example, without forming them ("ghost" norms); and beside each the sum of
+    its terms' norms: (examples, 2).
 
     Both are (examples, positions, width). The terms may cancel, so that products in float32 could come out too small; they are taken in
     float64, and what even those may lose is added.
     """
     left, right = left.double(), right.double()
     products = torch.bmm(left, left.transpose(1, 2)) * torch.bmm(right, right.transpose(1, 2))
-    most: Tensor = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1).square()
-    return products.sum((1, 2)).clamp_min(0) + most * 2.0**-40
+    most = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1)
+    return torch.stack([products.sum((1, 2)).clamp_min(0) + most.square() * 2.0**-40, most], dim=1)
+
+
+def cancelling(norms: Tensor, terms: Tensor | int) -> Tensor:
+    """The places of those whose terms cancel, from what `norms_from_products` says of them and how many terms each has.
+
+    Terms that have nothing to do with each other add up to a norm that is at least the sum of theirs over the root of their number; only
+    where it is less do they pull against each other. Rounding of a sum in float32 is then no longer small beside the sum itself.
+    """
+    root = torch.as_tensor(terms, dtype=torch.float64).sqrt()
+    return (norms[:, 1] > (root + _SLACK) * norms[:, 0].sqrt()).nonzero()[:, 0]

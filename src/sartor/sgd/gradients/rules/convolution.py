@@ -19,7 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sartor.sgd.gradients.parts import Blocks, Formed, Implicit, Part, lengths_of_pieces, norms_from_products, norms_of_pieces, pieces
+from sartor.sgd.gradients.owners import rows_of
+from sartor.sgd.gradients.parts import (
+    Blocks,
+    Formed,
+    Implicit,
+    Part,
+    cancelling,
+    lengths_of_pieces,
+    norms_from_products,
+    norms_of_pieces,
+    pieces,
+)
 from sartor.sgd.gradients.registry import Call, rule
 
 CACHED = 4 * 2**20  # bytes that are formed and used before the next ones: what processors keep close
@@ -114,16 +125,22 @@ def convolution(call: Call) -> dict[str, Part]:
         left = gradient.reshape(examples, gradient.shape[1], positions).transpose(1, 2)
         right = patches(0, examples).transpose(1, 2)
         if owners is None:
-            return Implicit(norms_from_products(right, left), weigh)
-        norms = torch.empty(holders, dtype=torch.float64)
-        for bucket in owners.buckets:
-            norms[bucket.holders] = norms_from_products(bucket.take(right), bucket.take(left))
-        return Implicit(norms, weigh)
+            norms, terms = norms_from_products(right, left), torch.tensor(positions)
+        else:
+            norms, terms = torch.empty(holders, 2, dtype=torch.float64), positions * owners.counts
+            for bucket in owners.buckets:
+                norms[bucket.holders] = norms_from_products(bucket.take(right), bucket.take(left))
+        return Implicit(norms[:, 0], weigh, cancelling(norms, terms), weigh_exactly)
 
     def weigh(factors: Tensor) -> Tensor:
         of_rows = factors if owners is None else factors[owners.of_row]
         scaled = gradient * of_rows.reshape(-1, *[1] * (gradient.dim() - 1))
         return _weight_gradient(layer, scaled, call.input, tuple(shape), groups)
+
+    def weigh_exactly(some: Tensor, factors: Tensor) -> Tensor:
+        own, of_rows = rows_of(owners, some, factors)
+        scaled = gradient[own].double() * of_rows.reshape(-1, *[1] * (gradient.dim() - 1))
+        return _weight_gradient(layer, scaled, call.input[own].double(), tuple(shape), groups)
 
     ways = {"strided": strided, "grouped": grouped}
     if groups == 1 and shape[1] <= FEW_CHANNELS:

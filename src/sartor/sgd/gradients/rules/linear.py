@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sartor.sgd.gradients.parts import Formed, Implicit, Part, Product, norms_from_products
+from sartor.sgd.gradients.owners import rows_of
+from sartor.sgd.gradients.parts import Formed, Implicit, Part, Product, cancelling, norms_from_products
 from sartor.sgd.gradients.registry import Call, rule
 
 
@@ -58,11 +59,16 @@ def _sequence(call: Call, inputs: Tensor, gradient: Tensor) -> Part:
         return Formed(each(lambda left, right: torch.bmm(right.transpose(1, 2), left)))
 
     def ghost() -> Part:
-        return Implicit(each(norms_from_products), weigh)
+        norms = each(norms_from_products)
+        return Implicit(norms[:, 0], weigh, cancelling(norms, positions if owners is None else positions * owners.counts), weigh_exactly)
 
     def weigh(factors: Tensor) -> Tensor:
         of_rows = factors if owners is None else factors[owners.of_row]
         return (gradient * of_rows[:, None, None]).reshape(-1, height).T @ inputs.reshape(-1, width)
+
+    def weigh_exactly(some: Tensor, factors: Tensor) -> Tensor:
+        own, of_rows = rows_of(owners, some, factors)
+        return (gradient[own].double() * of_rows[:, None, None]).reshape(-1, height).T @ inputs[own].reshape(-1, width).double()
 
     if call.form:
         return formed()
