@@ -47,6 +47,8 @@ class Ownership:
         given = np.asarray(of_record)
         if given.ndim != 1 or not given.size or given.dtype.kind not in "iu":
             raise InvalidBudget("an ownership needs the holder of each record as one whole number, their place in the budgets.")
+        if isinstance(holders, bool) or not isinstance(holders, int | np.integer):
+            raise InvalidBudget(f"the number of holders is a whole number, not {holders}.")
         if given.min() < 0 or given.max() >= holders:
             raise InvalidBudget(f"records name a holder outside 0 to {holders - 1}.")
         if names is not None and len(names) != holders:
@@ -139,11 +141,11 @@ class Ownership:
 
     @cached_property
     def _order(self) -> Places:
-        return np.argsort(self.of_record, kind="stable").astype(np.int64)
+        return immutable(np.argsort(self.of_record, kind="stable"), np.int64)
 
     @cached_property
     def _begin(self) -> Places:
-        return np.cumsum(self.counts) - self.counts
+        return immutable(np.cumsum(self.counts) - self.counts, np.int64)
 
     def records_of(self, holders: Places, most: int | None = None, secret: int = 0) -> tuple[Places, Places]:
         """The records of some holders, holder after holder, and how many of each; of those with more, `most` distinct ones at random.
