@@ -15,14 +15,14 @@ import pytest
 
 import sartor
 from sartor.errors import SartorError
-from sartor.pate import charges, folder
+from sartor.pate import folder
 from sartor.pate.aggregators import GNMax
 from sartor.pate.build import plan
 from sartor.pate.costs import Accountant
 from sartor.pate.folder import EnsembleFolder
 from sartor.pate.variants import VARIANTS
 from sartor.pate.voting import DataDependent
-from sartor.run import files
+from sartor.run import charges, files
 from sartor.run.stream import Stream
 from sartor_testing.ensembles import holders_within_budget, random_votes
 from sartor_testing.kept_ensembles import PEOPLE, aggregations_at_once, all_aggregations_keep_the_budgets, in_a_fork, saved

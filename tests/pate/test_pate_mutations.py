@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import sartor
-from sartor.pate import charges, folder, voting
+from sartor.pate import folder, voting
 from sartor.pate.aggregators import Confident, GNMax
 from sartor.pate.build import plan
 from sartor.pate.plan import PatePlan
-from sartor.run import files
+from sartor.run import charges, files
 from sartor.run.stream import Stream
 from sartor_testing import ensembles, kept_ensembles
 from sartor_testing.ensembles import account_matches_transcript, asks_what_a_loop_would_ask, holders_within_budget, random_votes

@@ -15,8 +15,9 @@ nothing of the ensemble is ever written outside of it:
 Guarantee: whatever is aggregated from one folder by the data-independent bound, one after another or at once, through kills at any moment,
     in all keeps everyone's budget. Whoever goes on with it has the same people, with the same records, at the same teachers, under the same
     plan.
-Proof: `charges` for the account. Everything else is written once; teachers, votes and charges prove where they belong (`sealed`), and what
-    is to be taught is compared with what was. Parts of files that a kill left are removed when the folder is opened next.
+Proof: `sartor.run.charges` for the account. Everything else is written once; teachers, votes and charges prove where they belong
+    (`sealed`), and what is to be taught is compared with what was. Parts of files that a kill left are removed when the folder is opened
+    next.
 Breaks if: the folder is copied, or put back to what it was; the same people are taught in a second folder: each folder knows its own
     account alone; or a voting by the data-dependent bound is shown, which keeps budgets by that bound alone.
 """
@@ -41,7 +42,6 @@ from sartor.documents import read_json
 from sartor.errors import Infeasible, SartorError
 from sartor.numbers import from_json_number, to_json_number
 from sartor.ownership import Ownership
-from sartor.pate import sealed
 from sartor.pate.account import Bound, PateAccount
 from sartor.pate.charges import Charge, Charges
 from sartor.pate.costs import Accountant
@@ -49,6 +49,8 @@ from sartor.pate.partition import check_owners, partition
 from sartor.pate.plan import PatePlan, whole
 from sartor.pate.publish import Published, published
 from sartor.pate.voting import Labels, aggregate, checked_votes
+from sartor.run import sealed
+from sartor.run.charges import PART
 from sartor.run.files import Lock, lock, same, write_private
 from sartor.run.stream import Stream
 
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
     from sartor.pate.teachers import Teachers, Votes, Weights
 
 _ENSEMBLE, _TEACHING, _VOTES = "ensemble.json", "teaching.json", "votes"
-_PARTS = re.compile(r"\.(ensemble\.json|teaching\.json|teacher-\d+\.safetensors|votes|charged|charge-\d+)\..*")
+_PARTS = re.compile(rf"\.(ensemble\.json|teaching\.json|teacher-\d+\.safetensors|votes|{PART})\..*")
 
 
 class EnsembleFolder:

@@ -33,8 +33,8 @@ from torch.utils.data import TensorDataset
 
 from sartor.errors import SartorError
 from sartor.pate.networks import Training, batches, drawing, one_thread, predict, train
-from sartor.pate.sealed import digest
 from sartor.progress import bar
+from sartor.run.sealed import digest
 
 Array = NDArray[Any]
 Votes = NDArray[np.int16]

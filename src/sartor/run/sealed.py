@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sartor.errors import SartorError
 
 SIZE = 32
-_FORMAT = b"sartor ensemble 1\n"
+_FORMAT = b"sartor ensemble 1\n"  # ensembles were the first to be kept so
 _PERSON = b"sartor.sealed"
 
 
