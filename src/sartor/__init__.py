@@ -30,11 +30,11 @@ from sartor.ownership import Ownership
 from sartor.plans import Plan, plan, schemes
 
 if TYPE_CHECKING:
-    from sartor.sgd import Checkpoints, Evaluation, Execution, fit, make_private
+    from sartor.sgd import Checkpoints, Evaluation, Execution, Tracking, fit, make_private
 
 __version__ = "0.1.0"
 
-_OF_TRAINING = ("Checkpoints", "Evaluation", "Execution", "fit", "make_private")  # need torch: imported when first asked for
+_OF_TRAINING = ("Checkpoints", "Evaluation", "Execution", "Tracking", "fit", "make_private")  # need torch: imported when first asked for
 
 
 def __getattr__(name: str) -> Any:
@@ -66,6 +66,7 @@ __all__ = [
     "SampledRecords",
     "SartorError",
     "SartorWarning",
+    "Tracking",
     "__version__",
     "exposure_from_json",
     "fit",

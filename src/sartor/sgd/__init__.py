@@ -6,7 +6,7 @@ from sartor.run.stream import Stream
 from sartor.sgd.checkpoint import Changed, NotSaved, OtherEnvironment
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.optimizer import PrivateOptimizer
-from sartor.sgd.options import Checkpoints, Evaluation, Execution
+from sartor.sgd.options import Checkpoints, Evaluation, Execution, Tracking
 from sartor.sgd.private import make_private, unwrap
 from sartor.sgd.run import NotFinite, OutOfTurn
 from sartor.sgd.training import Progress, Result, Sensitive, evaluate, fit
@@ -29,6 +29,7 @@ __all__ = [
     "RunAccount",
     "Sensitive",
     "Stream",
+    "Tracking",
     "evaluate",
     "fit",
     "make_private",

@@ -33,12 +33,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError, SartorWarning
+from sartor.individual.readings import Reading
 from sartor.plans import Plan
 from sartor.run.account import RunAccount
 from sartor.run.files import Lock, close_folder, lock, read_private, sync_folder, write_private
@@ -51,8 +53,10 @@ from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.run import Run
 from sartor.sgd.schedules import lasting, whole
+from sartor.sgd.stretches import Stretches
 
 _CURRENT, _MARK = "current", "begun"
+_TRACKED = "tracked.safetensors"
 _SAMPLED = 10_000
 _TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or unwrap its model (sartor.sgd.unwrap)."
 _BEGUN = (
@@ -129,6 +133,7 @@ def _settings(optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any
         "ownership of records": loader.draws.owned,
         "largest physical batch": loader.draws.size,  # dropout and random changes to records are drawn piece by piece
         "scheduler": lasting(scheduler),
+        "tracking of norms": None if loader.draws.stretches is None else list(loader.draws.stretches.way),
     }
 
 
@@ -156,11 +161,16 @@ def save_checkpoint(
         _refuse_changes(optimizer, loader, scheduler, "the loss differs" if loss not in (None, of.get("loss")) else None)
     state = {} if over else _state(optimizer, loader, scheduler)
     files = {} if over else {"optimizer.safetensors": save(_flat_optimizer(optimizer)[0])}
+    stretches = loader.draws.stretches
+    known, tensors = (None, {}) if stretches is None else stretches.state()
+    if stretches is not None:
+        files[_TRACKED] = save(tensors)
     files["model.safetensors"] = save({name: value.detach().contiguous() for name, value in _unshared(run.engine.model).items()})
     document = {
         **state,
         "of": of,
         "steps": run.steps,
+        "tracked": known,
         "over": over,
         "seeded": run.stream.seeded,
         "account": run.account().to_json(),
@@ -343,6 +353,15 @@ class Checkpoint:
         records = self._document["account"].get("records")
         return RunAccount(plan, int(self._document["steps"]), bool(self._document["seeded"]), records)
 
+    def reading(self, plan: Plan, budgets: Budgets) -> Reading | None:
+        """What each holder's gradients cost in a run that is over, if it tracked their norms. Sensitive."""
+        known = self._document.get("tracked")
+        if known is None:
+            return None
+        stretches = Stretches(plan, budgets, known["kind"], int(known["refresh"]), _untracked)
+        stretches.restore(known, load(self._tensors[_TRACKED]))
+        return stretches.reading()
+
     def restore(self, optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any = None) -> None:
         """Put model, optimizer, scheduler, random numbers and account where they were."""
         run = optimizer.run
@@ -385,6 +404,8 @@ class Checkpoint:
             )
         _fill_model(run.engine.model, self._tensors["model.safetensors"])
         _fill_optimizer(optimizer, load(self._tensors["optimizer.safetensors"]), _from_json(document["optimizer"]))
+        if loader.draws.stretches is not None:
+            loader.draws.stretches.restore(document["tracked"], load(self._tensors[_TRACKED]))
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(document["random"]), dtype=torch.uint8))
         run.resume_at(int(document["steps"]))
 
@@ -393,6 +414,10 @@ class Checkpoint:
         if scheduler is not None:
             scheduler.load_state_dict(_from_json(self._document["scheduler"]))
         return None if whole(scheduler, scope) == self._document["whole scheduler"] else "the scheduler differs"
+
+
+def _untracked(holders: int, stretch: int) -> NDArray[np.float64]:
+    raise SartorError("a run that is over tracks nobody's norms.")
 
 
 def _read(path: Path) -> bytes:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import Exhausted, SartorError
+from sartor.individual.readings import Reading
 from sartor.ownership import Ownership
 from sartor.sgd.alone import SEEDS, Alone, Pair, places
 from sartor.sgd.changes import Path, changed, follow, state
@@ -71,18 +72,25 @@ class PrivateLoader:
 
     def _batches(self) -> Iterator[Any]:
         self.run.abandon()
-        pieces = DataLoader(
+        while self.run.left:
+            until = self.run.plan.steps if self.draws.stretches is None else self.draws.stretches.begin(self.run.steps)
+            for piece, batch in self._fetched(until):
+                self.run.begin(piece)
+                self._compare(piece, batch)
+                yield batch
+                self._follow_loop()
+            if self.run.steps < until:
+                return  # the last batch was not stepped: it is handed out again to whoever iterates anew
+
+    def _fetched(self, until: int) -> DataLoader[Any]:
+        """The batches up to a step, with none of the next stretch drawn ahead."""
+        return DataLoader(
             _Fetched(self.dataset, self.collate),
-            batch_sampler=_Pieces(self),  # type: ignore[arg-type]
+            batch_sampler=_Pieces(self, until),  # type: ignore[arg-type]
             collate_fn=_as_is,
             num_workers=self.workers,
             generator=torch.Generator().manual_seed(0),  # keeps the loader from touching the model's own random numbers
         )
-        for piece, batch in pieces:
-            self.run.begin(piece)
-            self._compare(piece, batch)
-            yield batch
-            self._follow_loop()
 
     def _compare(self, piece: Piece, batch: Any) -> None:
         """Refuse a batch in which a record is not what it is alone; say what could not be seen."""
@@ -168,6 +176,16 @@ class PrivateLoader:
             self._said.add(sentence)
             warnings.warn(sentence, Unchecked, stacklevel=4)
 
+    def batch(self, indices: Sequence[int], seed: int) -> Any:
+        """Records as a batch of them would be, for whoever looks at everybody."""
+        return _Fetched(self.dataset, self.collate).batch(indices, seed)
+
+    def reading(self) -> Reading:
+        """What each holder's gradients have cost so far, where norms are tracked. Sensitive: it is of private data, without noise."""
+        if self.draws.stretches is None:
+            raise SartorError('this run tracks no norms: give tracking=sartor.Tracking("strict", refresh=100), or plan with a filter.')
+        return self.draws.stretches.reading()
+
     def _way(self, instead: Mapping[int, Any] | None = None) -> _Fetched:
         assert self.pristine is not None
         fresh = self.pristine.records(instead)
@@ -178,17 +196,17 @@ class PrivateLoader:
 
 
 class _Pieces:
-    """The pieces of the draws from the run's step on."""
+    """The pieces of the draws from the run's step on, up to another."""
 
-    def __init__(self, loader: PrivateLoader) -> None:
-        self.loader = loader
+    def __init__(self, loader: PrivateLoader, until: int) -> None:
+        self.loader, self.until = loader, until
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return self.until - self.loader.run.steps
 
     def __iter__(self) -> Iterator[Piece]:
         run = self.loader.run
-        for step in range(run.steps, run.plan.steps):
+        for step in range(run.steps, self.until):
             yield from self.loader.draws.pieces(step)
 
 

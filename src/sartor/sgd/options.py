@@ -13,6 +13,9 @@ from torch.utils.data import Dataset
 
 from sartor.errors import SartorError
 
+KINDS = ("estimate", "strict")
+"""Of readings."""
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -57,6 +60,26 @@ class Checkpoints:
     def is_due(self, step: int) -> bool:
         """Whether the run is kept after this step, though it is not the last."""
         return self.every is not None and step % self.every == 0
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """Readings: what each holder's gradients really cost, from norms that are tracked every `refresh` steps.
+
+    "estimate" leaves the clips as planned and rounds norms to the nearest level; "strict" clips each holder at their tracked norm, rounded
+    up, so the reading is true of the run. Neither is a guarantee: that is the plan's. A plan with a filter tracks norms by itself.
+
+    >>> Tracking("strict", refresh=117)
+    Tracking(kind='strict', refresh=117)
+    """
+
+    kind: str
+    refresh: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise SartorError(f'a reading is "estimate" or "strict", not "{self.kind}"; filters are part of a plan (sartor.plan, filter=).')
+        _check_positive(refresh=self.refresh)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from sartor.plans import Plan
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
 from sartor.sgd.gradients import Owners
+from sartor.sgd.stretches import Stretches
 
 Places = NDArray[np.int64]
 
@@ -57,13 +58,14 @@ class Piece:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Draws:
-    """From a step to its pieces, of at most `size` records each."""
+    """From a step to its pieces, of at most `size` records each; where norms are tracked, the stretch has its own clips."""
 
     plan: Plan
     sampler: PoissonSampler
     stream: Stream
     ownership: Ownership | None
     size: int | None
+    stretches: Stretches | None = None
 
     @property
     def owned(self) -> str | None:
@@ -75,14 +77,25 @@ class Draws:
     def pieces(self, step: int) -> Iterator[Piece]:
         """The pieces of a step; the same ones whenever it is asked. An empty draw is one record with clip 0."""
         draw = self.sampler.draw(step)
-        clips = torch.tensor(draw.clips, dtype=torch.float32)
+        if self.stretches is not None:
+            draw = self.stretches.within(draw)
         seed = int(self.stream.generator("augmentation", step).integers(2**62))
         if not len(draw):
             yield Piece(step, 0, [0], torch.zeros(1), True, seed)
             return
-        records, counts = self._records(step, draw.indices)
+        yield from self._cut(step, *self._records(step, draw.indices), torch.tensor(draw.clips, dtype=torch.float32), seed, self.size)
+
+    def of_holders(self, holders: Places, size: int) -> Iterator[Piece]:
+        """The records of holders, drawn or not, for whoever looks at everybody: always the same ones, where not all enter a step."""
+        found = (holders, np.ones(len(holders), np.int64))
+        if self.ownership is not None:
+            found = self.ownership.records_of(holders, self.plan.records_per_holder)
+        yield from self._cut(0, *found, torch.ones(len(holders)), 0, size)
+
+    def _cut(self, step: int, records: Places, counts: Places, clips: Tensor, seed: int, size: int | None) -> Iterator[Piece]:
+        """Holders' records, so many of each, as pieces of at most `size`."""
         ends = np.cumsum(counts)
-        cuts = list(_cuts(ends, self.size or len(records)))
+        cuts = list(_cuts(ends, size or len(records)))
         for number, (first, until, begin, end) in enumerate(cuts):
             own = counts[first:until]
             several = bool(np.any(own > 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,10 +23,14 @@ from sartor.sgd.gradients import Kernels, PerExample
 from sartor.sgd.gradients.modules import watched
 from sartor.sgd.identity import identity
 from sartor.sgd.loader import PrivateLoader, check_dataset
+from sartor.sgd.loss import Loss
+from sartor.sgd.norms import Norms
 from sartor.sgd.optimizer import PrivateOptimizer
+from sartor.sgd.options import Tracking
 from sartor.sgd.pieces import Draws
 from sartor.sgd.pristine import Pristine
 from sartor.sgd.run import Run, check_parameters
+from sartor.sgd.stretches import Stretches
 
 _MARK = "_trained_privately"
 
@@ -43,6 +48,8 @@ def make_private(
     workers: int = 0,
     max_physical_batch: int | str | None = None,
     noise_draws: int = 1,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    tracking: Tracking | None = None,
     seed: int | None = None,
     stream: Stream | None = None,
     kernels: Mapping[str, str] | None = None,
@@ -54,9 +61,10 @@ def make_private(
     `dataset` holds one record for each budget, in their order; or `ownership` says whose each record is, and the gradient of all that a
     holder lends to a step is clipped as one. `reduction` says how the loss reduces over a batch ("mean" or "sum").
     `max_physical_batch` cuts batches to what fits into memory ("auto" finds out); `noise_draws` of 4, say, defends against attacks on the
-    low bits of noise. `seed` is for tests: a seeded run is not private, and its account says so. `check` compares the first step with a
-    naive loop, and now and then records with themselves alone; it is worth its milliseconds. `repeatable` chooses how gradients are
-    formed by a rule, not by measuring, as seeded runs do.
+    low bits of noise. Where norms are tracked, by a plan with a filter or for readings (`tracking`), `loss` is needed, from outputs and
+    targets to one number per example; `loader.reading()` is what gradients have cost. `seed` is for tests: a seeded run is not private,
+    and its account says so. `check` compares the first step with a naive loop, and now and then records with themselves alone; it is worth
+    its milliseconds. `repeatable` chooses how gradients are formed by a rule, not by measuring, as seeded runs do.
 
     Guarantee, proof and limits: see `sartor.sgd.run`.
 
@@ -90,6 +98,7 @@ def make_private(
         raise SartorError("give a seed or a stream, not both.")
     check_dataset(dataset, budgets, ownership)
     _check_plan(plan, ownership)
+    way = _tracked(plan, tracking, loss)
     check_parameters(model, optimizer)
     made_of = identity(model, optimizer, dataset, collate)
     watched(model)  # refuses what cannot be trained before anything is copied
@@ -109,7 +118,30 @@ def make_private(
         setattr(parameter, _MARK, True)
     draws = Draws(plan, sampler, source, ownership, size)
     loader = PrivateLoader(run, draws, dataset, collate=collate, workers=workers, pristine=pristine)
+    if way is not None and loss is not None:
+        norms = Norms(engine, draws, loader.batch, loss if isinstance(loss, Loss) else Loss(loss), source)
+        loader.draws = replace(draws, stretches=Stretches(plan, budgets, *way, norms))
     return model, PrivateOptimizer(optimizer, run), loader
+
+
+def _tracked(plan: Plan, tracking: Tracking | None, loss: object) -> tuple[str, int] | None:
+    """How norms are tracked, and how often; None where they are not."""
+    if tracking is not None and not isinstance(tracking, Tracking):
+        raise SartorError('tracking is a sartor.Tracking: sartor.Tracking("strict", refresh=100).')
+    if plan.filter is not None:
+        if tracking is not None:
+            raise SartorError("this plan has a filter, which tracks norms as the plan says: leave tracking out.")
+        way = plan.filter.kind, plan.filter.refresh
+    elif tracking is not None:
+        way = tracking.kind, tracking.refresh
+    else:
+        return None
+    if loss is None:
+        raise SartorError(
+            "norms are tracked by a loss of one number per example: give loss=, from outputs and targets (records are pairs of those), or "
+            "train with sartor.fit."
+        )
+    return way
 
 
 def _check_plan(plan: Plan, ownership: Ownership | None) -> None:

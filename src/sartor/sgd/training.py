@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import NoAccuracy, SartorError
+from sartor.individual.readings import Reading
 from sartor.ownership import Ownership
 from sartor.plans import Plan
 from sartor.progress import bar
@@ -29,7 +30,7 @@ from sartor.sgd.interrupt import between_steps
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.loss import Loss
 from sartor.sgd.optimizer import PrivateOptimizer, make
-from sartor.sgd.options import Checkpoints, Evaluation, Execution
+from sartor.sgd.options import Checkpoints, Evaluation, Execution, Tracking
 from sartor.sgd.part import Parts
 from sartor.sgd.pristine import Pristine
 from sartor.sgd.private import make_private, unwrap
@@ -73,6 +74,7 @@ class Result:
     seconds: float
     steps: int
     stopped_early: bool = False
+    reading: Reading | None = field(default=None, repr=False)
     sensitive: Sensitive | None = field(default=None, repr=False)
 
 
@@ -93,6 +95,7 @@ def fit(
     evaluation: Evaluation | None = None,
     checkpoints: Checkpoints | None = None,
     execution: Execution | None = None,
+    tracking: Tracking | None = None,
     seed: int | None = None,
     progress: bool = True,
 ) -> Result:
@@ -106,7 +109,8 @@ def fit(
     one it is cross entropy. `collate` makes a batch of records, as a `DataLoader`'s does. `callbacks` see the `Progress` after every step.
 
     What is checked on the way is said by `evaluation`, what is kept by `checkpoints`, how steps are carried out by `execution`; without
-    them nothing is evaluated or kept. With checkpoints, Ctrl-C ends the step at hand, writes one and stops. A model that is no longer
+    them nothing is evaluated or kept. With `tracking`, or under a plan with a filter, the result has a `reading` of what each holder's
+    gradients cost. With checkpoints, Ctrl-C ends the step at hand, writes one and stops. A model that is no longer
     finite ends the run (`NotFinite`); its steps stay charged. `seed` is for tests: a seeded run is not private, and its account says so.
     `progress` shows a bar.
 
@@ -143,7 +147,7 @@ def fit(
         found = plan.groups_of(budgets)
         return found if ownership is None else found[ownership.of_record]
 
-    def result(account: RunAccount) -> Result:
+    def result(account: RunAccount, reading: Reading | None) -> Result:
         if public is not None and (not history or history[-1]["step"] != account.steps):
             history.append(evaluated(account))
         return Result(
@@ -154,6 +158,7 @@ def fit(
             seconds=time.perf_counter() - start,
             steps=account.steps,
             stopped_early=stopped,
+            reading=reading,
             sensitive=_per_group(model, dataset, groups(), len(plan), measure, collate) if checks.sensitive else None,
         )
 
@@ -161,7 +166,7 @@ def fit(
         account = found.end(model, plan)
         if "ended" in found.public:
             raise NotFinite(found.public["ended"], account)
-        return result(account)
+        return result(account, found.reading(plan, budgets))
     if seed is not None and found is None:
         torch.manual_seed(seed)
     stream = Stream(seed) if found is None else found.stream
@@ -179,6 +184,8 @@ def fit(
         workers=how.workers,
         max_physical_batch=found.physical_batch if found is not None and how.max_physical_batch == "auto" else how.max_physical_batch,
         noise_draws=how.noise_draws,
+        loss=measure if tracking is not None or plan.filter is not None else None,
+        tracking=tracking,
         stream=stream,
         kernels=None if found is None else found.kernels,
         repeatable=folder is not None,
@@ -209,6 +216,9 @@ def fit(
 
         if found is None:
             save()
+        stretches = loader.draws.stretches
+        if stretches is not None:
+            stretches.charged = save
         model.train()
         with (
             bar("training", plan.steps, private.run.steps, wanted=progress) as advance,
@@ -235,7 +245,7 @@ def fit(
                     save()
                     raise KeyboardInterrupt(f"stopped after step {done}, which is charged" + (_GOES_ON if checkpoints else ""))
         save()
-        account = private.account()
+        account, reading = private.account(), None if stretches is None else loader.reading()
     except NotFinite as stop:
         save(ended=str(stop))
         raise
@@ -243,7 +253,7 @@ def fit(
         unwrap(model, private)
         for module, mode in modes:
             module.training = mode
-    return result(account)
+    return result(account, reading)
 
 
 _GOES_ON = "; checkpoints=Checkpoints(folder, resume=True) goes on from there"
@@ -280,6 +290,20 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 def evaluate(model: nn.Module, data: Dataset[Any], loss: Callable[..., Tensor] | None = None) -> dict[str, float]:
     """Accuracy and mean loss on public data."""
     return _means(*_figures(model, data, Loss(loss), None))
+
+
+def by_holder(
+    model: nn.Module, data: Dataset[Any], ownership: Ownership | None = None, loss: Callable[..., Tensor] | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How much of each holder's records a model gets right, and its mean loss on them. Sensitive; NaN where it cannot be told."""
+    losses, hits = _figures(model, data, Loss(loss), None)
+    hits = hits if len(hits) else np.full(len(losses), np.nan)
+    if ownership is None:
+        return hits, losses
+    of, people = ownership.of_record, ownership.holders
+    with np.errstate(invalid="ignore", divide="ignore"):
+        correct, mean = (np.bincount(of, values, people) / np.bincount(of, minlength=people) for values in (hits, losses))
+    return correct, mean
 
 
 def _means(losses: NDArray[np.float64], hits: NDArray[np.float64]) -> dict[str, float]:

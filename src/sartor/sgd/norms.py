@@ -1,0 +1,103 @@
+"""Everybody's gradient norms at the released model, in one pass over the data.
+
+They follow each holder's own records and the released model alone: no coin of the run, no dropout, no batch that was drawn. A holder with
+several records has the norm of their mean or sum, as the plan combines them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sartor.errors import SartorError
+from sartor.progress import bar
+from sartor.run.stream import Stream
+from sartor.sgd.gradients import PerExample
+from sartor.sgd.pieces import Draws, Piece
+
+Array = NDArray[np.float64]
+
+_RECORDS = 512  # at once, unless batches are cut smaller
+_ALONE = 4  # holders who are looked at by themselves as well
+_CLOSE = 0.01  # of a norm: rounding, and kinks of deep networks, move it less
+_MIXED = (
+    "a holder's gradient is not the same alone and beside others, so the norm that it is tracked by would follow other people's records; "
+    "nothing between a record and its loss may mix records (batch statistics, padding that the loss sees, a collate function that sorts)."
+)
+
+
+class Norms:
+    """From a model, data and a loss to norms; each call is a pass over everybody."""
+
+    def __init__(
+        self, engine: PerExample, draws: Draws, batch: Callable[..., Any], loss: Callable[[Any, Any], Tensor], stream: Stream
+    ) -> None:
+        self._engine, self._draws, self._batch, self._loss, self._stream = engine, draws, batch, loss, stream
+        self.progress = True
+
+    def __call__(self, holders: int, stretch: int) -> Array:
+        """The norm of every holder's gradient. Sensitive: it is of private data, and without noise."""
+        model = self._engine.model
+        self._forget()
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        size, found = min(self._draws.size or _RECORDS, _RECORDS), np.empty(holders)
+        try:
+            with torch.random.fork_rng(devices=[]), bar("tracking norms", holders, wanted=self.progress) as advance:
+                for begin in range(0, holders, size):
+                    part = np.arange(begin, min(begin + size, holders))
+                    found[part] = self._norms(part, size)
+                    advance(int(part[-1]) + 1)
+                self._refuse_mixing(found, stretch, size)
+        finally:
+            self._engine.close()
+            self._forget()
+            for module, mode in modes:
+                module.training = mode
+        return found
+
+    def _forget(self) -> None:
+        """The gradients of a step that was taken, or of this pass, are nobody's from here on."""
+        for parameter in self._engine.parameters.values():
+            parameter.grad = None
+
+    def _norms(self, holders: NDArray[np.int64], size: int) -> Array:
+        found: list[float] = []
+        whole: dict[str, Tensor] = {}
+        for piece in self._draws.of_holders(holders, size):
+            self._backward(piece)
+            if piece.begins and piece.ends:
+                found.extend(self._engine.norms(1.0 if piece.shares is None else piece.shares).tolist())
+                continue
+            sums = {name: value.double() for name, value in self._engine.plain_sums().items()}
+            whole = sums if piece.begins else {name: value + whole[name] for name, value in sums.items()}
+            if piece.ends:
+                share = 1.0 if piece.shares is None else float(piece.shares[0])
+                found.append(share * math.sqrt(sum(float(value.square().sum()) for value in whole.values())))
+        return np.array(found)
+
+    def _backward(self, piece: Piece) -> None:
+        batch = self._batch(piece.indices, piece.seed)
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            raise SartorError("norms are tracked for records that are pairs of input and target.")
+        self._engine.open(piece.clips, piece.owners)
+        with torch.enable_grad():
+            losses = self._loss(self._engine.model(batch[0]), batch[1])
+            losses.sum().backward()
+
+    def _refuse_mixing(self, found: Array, stretch: int, size: int) -> None:
+        """Compare some holders with themselves alone; which ones is secret."""
+        if len(found) < 2:
+            return
+        some = self._stream.generator("tracked", stretch).choice(len(found), min(_ALONE, len(found)), replace=False)
+        alone = np.concatenate([self._norms(np.array([holder]), size) for holder in some])
+        both = np.stack([alone, found[some]])
+        finite = np.isfinite(both).all(axis=0)
+        if np.any(np.abs(both[0] - both[1])[finite] > _CLOSE * both.max(axis=0)[finite]):
+            raise SartorError(_MIXED)

@@ -1,0 +1,456 @@
+"""Norms that are tracked: who takes part up to which norm, paid before the first coin, the same after any stop."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset
+
+import sartor
+from sartor.errors import SartorError
+from sartor.run.sampling import Draw, PoissonSampler
+from sartor.sgd import norms as norming
+from sartor.sgd import run as running
+from sartor.sgd.norms import Norms
+from sartor.sgd.stretches import Stretches
+from sartor_testing import many_records
+from sartor_testing.amount import most_are_long
+from sartor_testing.private_runs import HOLDERS, Stopped, dropping, flat, net, people, records, take, without_noise
+from sartor_testing.tracked_runs import CLIP, REFRESH, STEPS, ByHand, difference_from_by_hand, filtered, gradient, groups
+
+SAME = 1e-5
+
+
+def tracked(plan=None, *, model=None, seed=1, dataset=None, **settings):
+    model = net() if model is None else model
+    plan = filtered() if plan is None else plan
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    settings = {"loss": functional.cross_entropy, **settings}
+    return sartor.make_private(model, optimizer, records() if dataset is None else dataset, people(), plan, seed=seed, **settings)
+
+
+def fitted(plan=None, *, model=None, **settings):
+    plan = filtered() if plan is None else plan
+    settings = {"lr": 0.5, "seed": 1, "progress": False, **settings}
+    return sartor.fit(dropping() if model is None else model, records(), people(), plan, **settings)
+
+
+# -- the run
+
+
+@pytest.mark.parametrize("scheme", most_are_long(["scale", "sample", "equal", "hybrid", "uniform"], 3))
+def test_a_run_with_a_filter_equals_an_independent_implementation(scheme):
+    assert difference_from_by_hand(filtered(scheme)) < SAME
+
+
+@pytest.mark.parametrize("settings", [{"max_physical_batch": 3}, {"workers": 2}, {"check": False}])
+def test_however_its_steps_are_carried_out(settings):
+    assert difference_from_by_hand(filtered(), **settings) < SAME
+
+
+def test_the_runs_that_are_compared_use_every_rung_and_let_people_rest():
+    by_hand = ByHand(filtered(), 5)
+    rungs = np.array(by_hand.rungs)
+    assert 0.05 < np.mean(rungs == 0) < 0.9
+    place = [np.unique(rungs[:, np.array(by_hand.group) == group]) for group in range(len(by_hand.plan))]
+    assert sum(len(found[found > 0]) >= 2 for found in place) >= 2
+    assert {0.0, 1.0} <= set(np.concatenate(place).tolist())
+    assert by_hand.plan.filter.rungs[:, 0].tolist() != [value for value in np.concatenate(place) if 0 < value < 1]
+
+
+def test_zeroing_a_holder_moves_a_step_by_at_most_their_rung(monkeypatch):
+    """Their records as zeros change what they add; everybody else's rungs stay."""
+    monkeypatch.setattr(running, "normal", without_noise)
+    plan, seen = filtered(), {}
+    monkeypatch.setattr(PoissonSampler, "draw", _everybody(plan))
+    whole = running.Run._noisy
+
+    def noted(run, sums, step):
+        seen[step] = torch.cat([value.flatten().double() for value in sums.values()])
+        return whole(run, sums, step)
+
+    monkeypatch.setattr(running.Run, "_noisy", noted)
+    for target in (0, 7, 31):
+        found = []
+        for zeroed in (False, True):
+            data = records()
+            model, optimizer, loader = tracked(plan, dataset=data, model=net(), check=False)
+            if zeroed:
+                _silence(loader, target)
+            take(model, optimizer, next(iter(loader)))
+            found.append(seen[0].clone())
+            rung = float(loader.draws.stretches.state()[1]["fraction"][target])
+        moved = float((found[0] - found[1]).norm())
+        clip = float(plan.clips[groups(plan)[target]])
+        assert 0 < moved <= (rung if not zeroed else 1.0) * clip * (1 + 1e-6)
+        assert moved == pytest.approx(min(float(gradient(net(), target).norm()), _rung(plan, target) * clip), rel=1e-3)
+
+
+def _everybody(plan):
+    clips = plan.clips[np.array(groups(plan))]
+    return lambda self, step: Draw(step, np.arange(HOLDERS), clips)
+
+
+def _silence(loader, target):
+    """A holder who contributes nothing, whatever is drawn."""
+    stretches = loader.draws.stretches
+    within = stretches.within
+
+    def without(draw):
+        found = within(draw)
+        kept = found.indices != target
+        return Draw(found.step, found.indices[kept], found.clips[kept])
+
+    stretches.within = without
+
+
+def _rung(plan, holder):
+    group = groups(plan)[holder]
+    norm = float(gradient(net(), holder).norm()) / float(plan.clips[group])
+    return next((rung for rung in plan.filter.rungs[group].tolist() if rung >= norm), 1.0)
+
+
+def test_when_everybody_rests_steps_are_noise_and_go_on_to_the_end():
+    plan = filtered(steps=60, refresh=3, full_steps=3)
+    model, optimizer, loader = tracked(plan)
+    moved = []
+    for batch in loader:
+        before = flat(model).clone()
+        take(model, optimizer, batch)
+        moved.append(flat(model) - before)
+    stretches = loader.draws.stretches
+    assert len(moved) == 60 == optimizer.account().steps
+    assert stretches.state()[1]["fraction"].sum() == 0
+    last = torch.stack(moved[-12:]).double() / 0.5 * plan.batch / plan.noise
+    assert abs(float(last.mean())) < 5 / np.sqrt(last.numel())
+    assert abs(float(last.var()) - 1) < 5 * np.sqrt(2 / last.numel())
+
+
+def test_who_rests_is_looked_at_and_never_used():
+    class Watched(Dataset):
+        def __init__(self):
+            self.asked = []
+
+        def __len__(self):
+            return HOLDERS
+
+        def __getitem__(self, index):
+            self.asked.append(index)
+            return records()[index]
+
+    data, plan = Watched(), filtered(steps=30, refresh=15, full_steps=15)
+    model, optimizer, loader = tracked(plan, dataset=data, check=False)
+    for step, batch in enumerate(loader):
+        if step == 15:
+            resting = set(np.flatnonzero(loader.draws.stretches.state()[1]["fraction"].numpy() == 0).tolist())
+        if step >= 15 and data.asked[-1:] != [0]:  # record 0 stands in for an empty batch, with a clip of 0
+            assert not resting & set(data.asked[-len(batch[0]) :])
+        take(model, optimizer, batch)
+        data.asked.clear()
+    assert resting
+
+
+# -- before the first coin
+
+
+def test_a_stretch_is_charged_and_told_before_its_first_coin(monkeypatch):
+    log = []
+    draw, choose = PoissonSampler.draw, Stretches._choose
+    monkeypatch.setattr(PoissonSampler, "draw", lambda self, step: (log.append(("coin", step)), draw(self, step))[1])
+    monkeypatch.setattr(Stretches, "_choose", lambda self, step: (choose(self, step), log.append(("paid", step)))[0])
+    model, optimizer, loader = tracked()
+    loader.draws.stretches.charged = lambda: log.append(("kept", loader.run.steps))
+    for batch in loader:
+        take(model, optimizer, batch)
+    for begin in range(0, STEPS, REFRESH):
+        paid, kept = log.index(("paid", begin)), log.index(("kept", begin))
+        coins = [log.index(("coin", step)) for step in range(begin, min(begin + REFRESH, STEPS))]
+        before = [log.index(("coin", step)) for step in range(begin)]
+        assert max(before, default=-1) < paid < kept < min(coins)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_batch_of_the_next_stretch_is_drawn_ahead(monkeypatch, workers):
+    reached = []
+    draw = PoissonSampler.draw
+    monkeypatch.setattr(PoissonSampler, "draw", lambda self, step: (reached.append(step), draw(self, step))[1])
+    model, optimizer, loader = tracked(workers=workers)
+    for batch in loader:
+        stretch = loader.run.steps // REFRESH
+        assert max(reached) < (stretch + 1) * REFRESH
+        take(model, optimizer, batch)
+
+
+def test_everybody_is_charged_drawn_or_not(monkeypatch):
+    plan = filtered()
+    monkeypatch.setattr(PoissonSampler, "draw", lambda self, step: Draw(step, np.empty(0, int), np.empty(0)))
+    model, optimizer, loader = tracked(plan)
+    begun = plan.filter.units[np.array(groups(plan))]
+    take(model, optimizer, next(iter(loader)))
+    left = loader.draws.stretches.state()[1]["left"].numpy()
+    assert np.all(left < begun)
+
+
+def test_draws_and_steps_out_of_a_stretch_are_refused():
+    _, _, loader = tracked()
+    stretches = loader.draws.stretches
+    with pytest.raises(SartorError, match="another stretch"):
+        stretches.within(Draw(0, np.arange(2), np.ones(2)))
+    with pytest.raises(SartorError, match="none is left out"):
+        stretches.begin(REFRESH)
+    stretches.begin(0)
+    with pytest.raises(SartorError, match="another stretch"):
+        stretches.within(Draw(REFRESH, np.arange(2), np.ones(2)))
+
+
+# -- norms
+
+
+def test_norms_are_those_of_each_record_alone_without_dropout():
+    model = dropping()
+    _, _, loader = tracked(model=model)
+    found = loader.draws.stretches._norms(HOLDERS, 0)
+    assert model.training
+    model.eval()
+    for holder in range(0, HOLDERS, 5):
+        assert found[holder] == pytest.approx(float(gradient(model, holder).norm()), rel=1e-5)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("size", [None, 2])
+@pytest.mark.parametrize(("most", "combine"), [(None, "mean"), (None, "sum"), (3, "mean")])
+def test_norms_of_holders_with_several_records(size, most, combine):
+    plan = many_records.planned(records_per_holder=most, combine=combine)
+    model = net()
+    _, _, loader = many_records.private(
+        plan, model, max_physical_batch=size, loss=functional.cross_entropy, tracking=sartor.Tracking("strict", 2)
+    )
+    found = loader.draws.stretches._norms(HOLDERS, 0)
+    inputs, targets = many_records.visits().tensors
+    for holder in range(0, HOLDERS, 7):
+        rows = torch.from_numpy(many_records.owned().records_of(np.array([holder]), most)[0])
+        losses = functional.cross_entropy(model(inputs[rows]), targets[rows], reduction=combine)
+        own = torch.autograd.grad(losses, list(model.parameters()))
+        assert found[holder] == pytest.approx(float(torch.cat([g.flatten() for g in own]).norm()), rel=1e-4)
+
+
+def test_a_pass_over_everybody_leaves_the_runs_random_numbers_alone():
+    def end(**settings):
+        return flat(fitted(sartor.plan(people(), steps=6, batch=20, clip=CLIP), **settings).model)
+
+    assert torch.equal(end(), end(tracking=sartor.Tracking("estimate", 2)))
+
+
+class Sorting:
+    """A collate function that makes each record's input follow the batch's largest."""
+
+    def __call__(self, items):
+        inputs = torch.stack([x for x, _ in items])
+        return inputs / inputs.abs().max(), torch.stack([y for _, y in items])
+
+
+def test_norms_that_follow_others_are_refused():
+    _, _, loader = tracked(collate=Sorting(), check=False)
+    with pytest.raises(SartorError, match="alone and beside others"):
+        next(iter(loader))
+
+
+def test_who_is_not_finite_needs_the_highest_rung():
+    inputs, targets = (tensor.clone() for tensor in records().tensors)
+    inputs[3] = torch.nan
+    _, _, loader = tracked(dataset=TensorDataset(inputs, targets), check=False)
+    next(iter(loader))
+    assert float(loader.draws.stretches.state()[1]["fraction"][3]) == 1.0
+
+
+# -- readings
+
+
+@pytest.mark.parametrize("kind", ["estimate", "strict"])
+@pytest.mark.parametrize("scheme", most_are_long(["scale", "sequential", "sample", "hybrid"], 2))
+def test_readings_are_the_costs_of_the_norms_that_were_tracked(kind, scheme):
+    plan = sartor.plan(people(), scheme, steps=8, batch=20, clip=CLIP)
+    result = fitted(plan, model=net(), tracking=sartor.Tracking(kind, 3))
+    reading = result.reading
+    assert (reading.kind, reading.steps, len(reading)) == (kind, 8, HOLDERS)
+    assert np.all(reading.epsilon <= reading.guarantee)
+    assert np.all(reading.guarantee == plan.spent[np.array(groups(plan))])
+    assert np.any(reading.epsilon < 0.99 * reading.guarantee)
+
+
+def test_strict_readings_clip_each_holder_at_their_tracked_norm(monkeypatch):
+    monkeypatch.setattr(running, "normal", without_noise)
+    plan = sartor.plan(people(), steps=4, batch=20, clip=CLIP)
+    model, optimizer, loader = tracked(plan, tracking=sartor.Tracking("strict", 4))
+    batches = iter(loader)
+    first = next(batches)
+    stretches = loader.draws.stretches
+    clips = plan.clips[np.array(groups(plan))]
+    before = np.array([float(gradient(net(), holder).norm()) for holder in range(HOLDERS)])
+    fraction = stretches.state()[1]["fraction"].numpy()
+    assert np.all(fraction * clips >= np.minimum(before, clips) * (1 - 1e-6))
+    assert np.all(fraction * clips <= np.minimum(before, clips) * 1.001)
+    for parameter in model.parameters():  # gradients grow; the stretch's clips do not
+        parameter.data.mul_(3)
+    optimizer.run.abandon()
+    draw = stretches.within(loader.draws.sampler.draw(0))
+    assert np.allclose(draw.clips, (fraction * clips)[draw.indices])
+    assert len(first[0])
+
+
+def test_estimates_leave_the_run_as_it_is():
+    plan = sartor.plan(people(), steps=6, batch=20, clip=CLIP)
+    plain, tracked_ = fitted(plan, model=net()), fitted(plan, model=net(), tracking=sartor.Tracking("estimate", 2))
+    assert torch.equal(flat(plain.model), flat(tracked_.model))
+    assert plain.reading is None
+
+
+def test_an_account_in_the_middle_tells_nothing_of_who_rests():
+    plan = filtered()
+    accounts = []
+    for seed in (1, 2):
+        model, optimizer, loader = tracked(plan, seed=seed)
+        found = []
+        for batch in loader:
+            take(model, optimizer, batch)
+            found.append(json.dumps({**optimizer.account().to_json()}))
+        accounts.append(found)
+    assert accounts[0] == accounts[1]
+    assert "Reading(" in repr(loader.reading())
+    assert "epsilon" not in repr(loader.reading())
+
+
+# -- what is refused
+
+
+def test_what_makes_no_sense_is_refused():
+    plain = sartor.plan(people(), steps=4, batch=20, clip=CLIP)
+    for settings, sentence in [
+        ({"loss": None}, "loss="),
+        ({"tracking": sartor.Tracking("strict", 2)}, "leave tracking out"),
+    ]:
+        with pytest.raises(SartorError, match=sentence):
+            tracked(**settings)
+    with pytest.raises(SartorError, match="loss="):
+        tracked(plain, loss=None, tracking=sartor.Tracking("strict", 2))
+    with pytest.raises(SartorError, match="Tracking"):
+        tracked(plain, tracking="strict")
+    with pytest.raises(SartorError, match="tracks no norms"):
+        tracked(plain, loss=None)[2].reading()
+    with pytest.raises(SartorError, match="estimate"):
+        sartor.Tracking("ladder", 3)
+    with pytest.raises(SartorError, match="refresh"):
+        sartor.Tracking("strict", 0)
+
+
+# -- stops
+
+
+def _ends(folder, plan=None, *, stop=None, resume=False, **settings):
+    def raising(progress):
+        if progress.step == stop:
+            raise Stopped
+
+    kept = sartor.Checkpoints(folder, 2, resume)
+    return fitted(plan, checkpoints=kept, callbacks=[raising], **settings)
+
+
+def _tracked_in(folder):
+    """The rungs, units and accounts in a checkpoint."""
+    pointer = json.loads((folder / "current").read_text())
+    return (folder / pointer["folder"] / "tracked.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("stop", most_are_long([3, 4, 13, 1, 2, 6, 11], 3))
+def test_a_stopped_and_resumed_run_has_the_same_units_rungs_and_accounts(tmp_path, stop):
+    whole = _ends(tmp_path / "whole")
+    with pytest.raises(Stopped):
+        _ends(tmp_path / "cut", stop=stop)
+    again = _ends(tmp_path / "cut", resume=True)
+    assert torch.equal(flat(whole.model), flat(again.model))
+    assert np.array_equal(whole.reading.epsilon, again.reading.epsilon)
+    assert _tracked_in(tmp_path / "whole") == _tracked_in(tmp_path / "cut")
+    assert whole.account.to_json() == again.account.to_json()
+
+
+@pytest.mark.parametrize("kind", ["estimate", "strict"])
+def test_readings_resume_as_well(tmp_path, kind):
+    plan = sartor.plan(people(), "sequential", steps=9, batch=20, clip=CLIP)
+    settings = {"tracking": sartor.Tracking(kind, 4)}
+    whole = _ends(tmp_path / "whole", plan, **settings)
+    with pytest.raises(Stopped):
+        _ends(tmp_path / "cut", plan, stop=5, **settings)
+    again = _ends(tmp_path / "cut", plan, resume=True, **settings)
+    assert np.array_equal(whole.reading.epsilon, again.reading.epsilon)
+    assert torch.equal(flat(whole.model), flat(again.model))
+    assert np.array_equal(_ends(tmp_path / "cut", plan, resume=True, **settings).reading.epsilon, whole.reading.epsilon)
+
+
+def test_a_stretch_that_began_is_never_chosen_anew(tmp_path, monkeypatch):
+    """Whoever resumes right after the first coin of a stretch finds its rungs on the disk, whatever norms would be now."""
+    whole = _ends(tmp_path / "whole")
+    with pytest.raises(Stopped):
+        _ends(tmp_path / "cut", stop=REFRESH + 1)
+    looked = []
+    call = Norms.__call__
+    monkeypatch.setattr(Norms, "__call__", lambda self, holders, step: (looked.append(step), call(self, holders, step))[1])
+    again = _ends(tmp_path / "cut", resume=True)
+    assert min(looked) == 2 * REFRESH
+    assert torch.equal(flat(whole.model), flat(again.model))
+
+
+def test_what_is_on_the_disk_is_paid_when_a_process_dies_in_the_pass(tmp_path, monkeypatch):
+    """A kill between the pass over everybody and the first coin costs nobody anything twice."""
+    whole = _ends(tmp_path / "whole")
+    choose = Stretches._choose
+
+    def dying(self, step):
+        choose(self, step)
+        if step == 2 * REFRESH:
+            raise Stopped
+
+    monkeypatch.setattr(Stretches, "_choose", dying)
+    with pytest.raises(Stopped):
+        _ends(tmp_path / "cut")
+    monkeypatch.setattr(Stretches, "_choose", choose)
+    again = _ends(tmp_path / "cut", resume=True)
+    assert _tracked_in(tmp_path / "whole") == _tracked_in(tmp_path / "cut")
+    assert torch.equal(flat(whole.model), flat(again.model))
+
+
+def test_a_checkpoint_of_another_way_to_track_is_refused(tmp_path):
+    plan = sartor.plan(people(), steps=8, batch=20, clip=CLIP)
+    with pytest.raises(Stopped):
+        _ends(tmp_path, plan, stop=4, tracking=sartor.Tracking("strict", 3))
+    for other in (sartor.Tracking("estimate", 3), sartor.Tracking("strict", 2), None):
+        with pytest.raises(SartorError, match="tracking of norms"):
+            _ends(tmp_path, plan, resume=True, tracking=other)
+    _ends(tmp_path, plan, resume=True, tracking=sartor.Tracking("strict", 3))
+
+
+def test_tracked_state_is_its_owners_alone(tmp_path):
+    _ends(tmp_path)
+    pointer = json.loads((tmp_path / "current").read_text())
+    assert (tmp_path / pointer["folder"] / "tracked.safetensors").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_loss_that_mixes_is_refused_in_the_pass():
+    class Mixed(nn.Module):
+        def forward(self, outputs, targets):
+            return functional.cross_entropy(outputs, targets, reduction="none") / outputs.detach().abs().max()
+
+    _, _, loader = tracked(loss=Mixed(), check=False)
+    with pytest.raises(SartorError):
+        next(iter(loader))
+
+
+def test_the_pass_is_bounded_by_the_physical_batch(monkeypatch):
+    seen = []
+    backward = norming.Norms._backward
+    monkeypatch.setattr(norming.Norms, "_backward", lambda self, piece: (seen.append(piece.rows), backward(self, piece))[1])
+    _, _, loader = tracked(max_physical_batch=7)
+    next(iter(loader))
+    assert max(seen) <= 7
