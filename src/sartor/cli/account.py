@@ -10,7 +10,9 @@ import numpy as np
 import typer
 
 from sartor import confidential
-from sartor.accounting import Bounds, SampledGaussian, SampledRecords, accountants, epsilon, spend, spend_on
+from sartor.accounting import Bounds, SampledGaussian, SampledRecords, accountants, spend, spend_on
+from sartor.accounting import epsilon as cost_of
+from sartor.cli.individual import individual
 from sartor.cli.output import print_json, show, working
 from sartor.errors import SartorError
 from sartor.layout import Table
@@ -33,10 +35,23 @@ def account(
     records: Annotated[
         int | None, typer.Option(help="With a plan that is trained by record: what a person spends who owns so many records.")
     ] = None,
+    holder: Annotated[
+        str | None, typer.Option(metavar="ID", help="With a run's folder: the statement for one holder, by name or place; for them alone.")
+    ] = None,
+    release: Annotated[
+        str | None,
+        typer.Option(help="With a run's folder: some of mean, quantiles, histogram, groups and correlation of all accounts, with noise."),
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="What --release costs everybody, out of the reserve.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Say what a plan, or one mechanism, costs by both accountants."""
+    """Say what a plan, or one mechanism, costs by both accountants; or what a run's individual accounts tell."""
     mechanism = (rate, noise_multiplier, delta)
+    if holder is not None or release is not None or epsilon is not None:
+        if any(value is not None for value in (*mechanism, steps, records)):
+            raise SartorError("--holder and --release are of a run as it went: give them with its folder alone.")
+        individual(plan, holder, release, epsilon, json)
+        return
     if records is not None:
         if plan is None:
             raise SartorError("--records asks what a plan costs a person who owns so many records: give a plan, or the folder of a run.")
@@ -68,7 +83,7 @@ def _print_mechanism(exposure: SampledGaussian, delta: float, json: bool) -> Non
     if not 0 < delta < 1:
         raise SartorError(f"delta must lie strictly between 0 and 1, not {delta:g}.")
     with working("accounting"):
-        rdp, pld = epsilon(exposure, delta, "rdp").upper, epsilon(exposure, delta, "pld")
+        rdp, pld = cost_of(exposure, delta, "rdp").upper, cost_of(exposure, delta, "pld")
     if json:
         inside = {
             "rate": exposure.rate,
@@ -148,6 +163,11 @@ class _Row:
 
 
 def _rows(document: dict[str, Any], steps: int | None) -> list[_Row]:
+    if document.get("filter") is not None:
+        raise SartorError(
+            "this document shows groups of fewer than 10 holders merged, from which no filter can be judged; give the plan with every "
+            "group (plan-all.json in the folder of a run)."
+        )
     try:
         whole = int(from_json_number(document["steps"]))
         reserve = from_json_number(document.get("reserve", 0.0))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from itertools import zip_longest
+from operator import ne
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -11,8 +14,8 @@ from sartor import usual
 from sartor.budgets import Budgets
 from sartor.cli.options import flat
 from sartor.cli.output import initial_weights, print_json, say, show, working
-from sartor.cli.train_settings import TrainSettings
-from sartor.confidential import lent
+from sartor.cli.train_settings import READINGS, TrainSettings
+from sartor.confidential import FEWEST, are_few, lent
 from sartor.errors import SartorError
 
 if TYPE_CHECKING:
@@ -20,11 +23,15 @@ if TYPE_CHECKING:
 
     from sartor.data import Data
     from sartor.report.folder import RunFolder
-    from sartor.sgd import Result
+    from sartor.sgd import Result, Tracking
 
 _EVALUATIONS = 40
 _CHECKPOINTS = 20
 _HELD_OUT = 0.2  # of the holders
+_INDIVIDUAL = (
+    "What each holder's gradients really cost was read every {every:,} steps: sartor account RUN --holder ID tells one of them their own, "
+    "and --release tells everybody what is safe to tell. A reading is no guarantee; that is the budget's."
+)
 
 
 @flat
@@ -39,25 +46,28 @@ def train(
     """Train a model so that every holder gets the privacy that they asked for."""
     from sartor.report.folder import RunFolder
 
-    folder = None if out is None else RunFolder(out)
-    settings = _resumed(asked, config, folder) if resume else _begun(asked, config, folder)
-    job = _prepared(settings, folder if resume else None)
-    if not json:
-        show(_introduction(job))
-        show(job.plan)
-    if folder is not None and not resume:  # last of all: whatever went wrong before has left no run behind
-        folder.create(job.asked.to_document(job.recipe), job.plan, job.budgets)
-    result = _fitted(job, folder, resume)
-    if folder is not None:
-        _keep(job, folder, result)
-    account = result.account.to_json()
-    groups = [{key: group[key] for key in ("epsilon", "holders", "spent")} for group in account["groups"]]
-    if json:
-        figures = {"accuracy": result.accuracy, "seconds": result.seconds, "steps": result.steps}
-        people = {"holders": job.data.people, "records": len(job.data.train)}
-        print_json({**figures, **people, "plan": job.plan.to_json(), "groups": groups})
-        return
-    show(_conclusion(job, result, folder))
+    with nullcontext() if out is None else RunFolder(out) as folder:
+        settings = _resumed(asked, config, folder) if resume else _begun(asked, config, folder)
+        job = _prepared(settings, folder if resume else None)
+        if not json:
+            show(_introduction(job))
+            show(job.plan)
+        if folder is not None and not resume:  # last of all: whatever went wrong before has left no run behind
+            folder.create(job.asked.to_document(job.recipe), job.plan, job.budgets)
+        result = _fitted(job, folder, resume)
+        if folder is not None:
+            _keep(job, folder, result)
+        account = result.account.to_json()
+        groups = [{key: group[key] for key in ("epsilon", "holders", "spent")} for group in account["groups"]]
+        if json:
+            figures = {"accuracy": result.accuracy, "seconds": result.seconds, "steps": result.steps}
+            people = {"holders": job.data.people, "records": len(job.data.train)}
+            shown = job.plan.to_json()
+            if job.plan.filter is not None:
+                groups = [{**group, "rests_at": row["rests_at"]} for group, row in zip(groups, shown["groups"], strict=True)]
+            print_json({**figures, **people, **job.individual(), "plan": shown, "groups": groups})
+            return
+        show(_conclusion(job, result, folder))
 
 
 class _Job(NamedTuple):
@@ -69,6 +79,23 @@ class _Job(NamedTuple):
     budgets: Budgets
     plan: sartor.Plan
     model: nn.Module
+
+    @property
+    def tracking(self) -> Tracking | None:
+        """The readings that were asked for; filters are the plan's."""
+        from sartor.sgd import Tracking
+
+        kind = self.asked.individual
+        return Tracking(kind, self.asked.every(self.recipe, self.data.people)) if kind in READINGS else None
+
+    def individual(self) -> dict[str, Any]:
+        """What was asked of individual accounts, as JSON; nothing, where they were not."""
+        if self.plan.filter is not None:
+            return {"individual": self.plan.filter.to_json()}
+        tracking = self.tracking
+        if tracking is None:
+            return {}
+        return {"individual": {"kind": tracking.kind, "refresh": tracking.refresh, "full_steps": self.plan.steps}}
 
 
 def _begun(asked: TrainSettings, config: str | None, folder: RunFolder | None) -> TrainSettings:
@@ -88,7 +115,7 @@ def _resumed(asked: TrainSettings, config: str | None, folder: RunFolder | None)
     named = [*asked.said(), *(["--config"] if config is not None else [])]
     if named:
         raise SartorError(f"--resume reads the settings from {folder.path / 'config.toml'}: leave out {', '.join(named)}.")
-    return TrainSettings.from_document(folder.settings(), "config.toml")
+    return TrainSettings.from_document(folder.resume(), "config.toml")
 
 
 def _prepared(asked: TrainSettings, resumed: RunFolder | None) -> _Job:
@@ -105,6 +132,7 @@ def _prepared(asked: TrainSettings, resumed: RunFolder | None) -> _Job:
     if resumed is not None:
         job = _Job(asked, recipe, data, resumed.budgets(), resumed.plan(), model)
         _refuse_other_people(job)
+        _refuse_other_consent(job)
         return job
     people = _budgets(asked, recipe, data)
     with working("planning"):
@@ -118,6 +146,7 @@ def _prepared(asked: TrainSettings, resumed: RunFolder | None) -> _Job:
             ownership=data.ownership,
             **asked.of_plan,
             **asked.of_scheme,
+            **asked.of_filter(recipe, data.people),
         )
     return _Job(asked.anchored(), recipe, data, people, plan, model)
 
@@ -189,6 +218,47 @@ def _refuse_other_people(job: _Job) -> None:
         )
 
 
+def _refuse_other_consent(job: _Job) -> None:
+    """Refuse to continue where people say otherwise what they allow than when the run began: in the file, the column or the policy.
+
+    Shares are nobody's word, and are not compared.
+    """
+    allowed = job.asked.allowed()
+    if allowed.epsilon is not None:
+        return
+    now = job.data.budgets if allowed.file is None else allowed.budgets()
+    if now is None:
+        return
+    changed = _changed(job.budgets, now, by_order=job.data.holders is None)
+    if changed:
+        raise SartorError(
+            f"what people allow has changed since this run began, for {_some(changed, len(job.budgets))}: a run continues with the budgets "
+            "that it began with; bring them back as they were, or begin another run in another folder, which spends budgets anew."
+        )
+
+
+def _changed(then: Budgets, now: Budgets, *, by_order: bool) -> int:
+    """How many holders no longer allow what they did; who is gone does not. Without names, holders are known by their order."""
+    before, after = (list(zip(said.epsilon.tolist(), said.delta.tolist(), strict=True)) for said in (then, now))
+    if then.names is None or now.names is None:
+        return sum(map(ne, before, after)) if len(before) == len(after) else 0  # other rows are other data, which `fit` refuses
+    found = dict(zip(now.names, after, strict=True))
+    if by_order:  # names are the file's alone: rows take what stands at their place
+        known = set(then.names)
+        order = [name for name in now.names if name in known]
+        return sum(name != other or found[name] != said for name, other, said in zip_longest(then.names, order, before))
+    return sum(found.get(name) != said for name, said in zip(then.names, before, strict=True))
+
+
+def _some(holders: int, everybody: int) -> str:
+    """A number of holders, unless it or the number of the others is too small to be shown."""
+    if are_few(holders):
+        return f"fewer than {FEWEST} of {everybody} holders"
+    if holders < everybody and are_few(everybody - holders):
+        return f"all but fewer than {FEWEST} of {everybody} holders"
+    return f"{holders} of {everybody} holders"
+
+
 def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
     from sartor.sgd import Checkpoints, Evaluation, Execution, NotFinite
 
@@ -207,6 +277,7 @@ def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
             execution=Execution(max_physical_batch=job.asked.max_physical_batch),
             seed=job.asked.seed,
             ownership=job.data.ownership,
+            tracking=job.tracking,
         )
     except NotFinite as stop:
         if folder is not None:
@@ -223,8 +294,11 @@ def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
 def _keep(job: _Job, folder: RunFolder, result: Result) -> None:
     from sartor.report.training import training_page
     from sartor.sgd import evaluate
+    from sartor.sgd.training import by_holder
 
     with working("writing the report"):
+        if result.reading is not None:
+            folder.write_reading(result.reading, *by_holder(result.model, job.data.train, job.data.ownership))
         if job.asked.sensitive:
             held_out = job.data.held_out
             assert held_out is not None
@@ -264,7 +338,8 @@ def _conclusion(job: _Job, result: Result, folder: RunFolder | None) -> str:
     figure = NO_FIGURE if result.accuracy is None else f"Accuracy on the public test rows: {result.accuracy:.1%}"
     kept = "Nothing was written: --out keeps the model, its account and a report." if folder is None else _kept(job, folder)
     parts = [f"{figure} ({result.steps:,} steps in {result.seconds:.1f} s)", *job.data.notes, "", str(result.account), ""]
-    return "\n".join([*parts, meaning(job.plan, result.account.steps), *([SEEDED] if result.account.seeded else []), kept])
+    individual = [] if result.reading is None else [_INDIVIDUAL.format(every=job.individual()["individual"]["refresh"])]
+    return "\n".join([*parts, meaning(job.plan, result.account.steps), *individual, *([SEEDED] if result.account.seeded else []), kept])
 
 
 def _kept(job: _Job, folder: RunFolder) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,6 +16,7 @@ from sartor.allowed import Allowed
 from sartor.cli.options import from_document, over, said
 from sartor.documents import read_toml
 from sartor.errors import SartorError
+from sartor.plans.filters import KINDS as FILTERS
 from sartor.plans.plan import COMBINED
 
 _PATHS = ("data", "table", "test", "schema", "arrays", "budgets", "policy")
@@ -23,6 +25,8 @@ _OF_SOURCE = {"dataset": ("data",), "table": ("target", "test", "sensitive", "sc
 _OF_SCHEME = ("mix", "max_excess", "threshold", "order")
 _OF_PLAN = ("records_per_holder", "combine")
 _OF_RECORDS = ("strictest", *_OF_PLAN)
+READINGS = ("estimate", "strict")
+"""Individual accounts that change nobody's budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,14 @@ class TrainSettings:
     max_excess: Annotated[float | None, typer.Option(help="hybrid: as much sampling as this excess allows.")] = None
     threshold: Annotated[float | None, typer.Option(help="exclude: the smallest epsilon that takes part.")] = None
     order: Annotated[str | None, typer.Option(help="sequential: strictest-first or open-first.")] = None
+    individual: Annotated[
+        str | None,
+        typer.Option(help="Individual accounts: estimate or strict (readings), ladder or renyi (filters that let cheap people go on)."),
+    ] = None
+    refresh: Annotated[int | None, typer.Option(help="Individual accounts: steps between looks at everybody's norms; an epoch.")] = None
+    full_steps: Annotated[
+        int | None, typer.Option(help="Filters: how many of the steps a holder at full norm pays for; otherwise three in four.")
+    ] = None
     reserve: Annotated[float | None, typer.Option(help="Share of every budget kept for later releases.")] = None
     max_physical_batch: Annotated[int | None, typer.Option(help="Most examples in memory at once.")] = None
     seed: Annotated[int | None, typer.Option(help="For tests: a seeded run can be repeated, and is not private.")] = None
@@ -112,6 +124,14 @@ class TrainSettings:
             raise SartorError(f"--records-per-holder must be 1 or more, not {self.records_per_holder}.")
         if self.combine not in (None, *COMBINED):
             raise SartorError(f'--combine is mean or sum, not "{self.combine}".')
+        if self.individual not in (None, *READINGS, *FILTERS):
+            raise SartorError(f'--individual is one of {", ".join((*READINGS, *FILTERS))}, not "{self.individual}".')
+        if self.refresh is not None and self.individual is None:
+            raise SartorError("--refresh goes with --individual.")
+        if self.full_steps is not None and self.individual not in FILTERS:
+            raise SartorError("--full-steps goes with a filter: --individual ladder or renyi.")
+        if self.refresh is not None and self.refresh < 1:
+            raise SartorError(f"--refresh must be 1 or more, not {self.refresh}.")
         self.allowed()
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise SartorError(f"the largest physical batch (--max-physical-batch) must be 1 or more, not {self.max_physical_batch}.")
@@ -144,6 +164,18 @@ class TrainSettings:
         """What a plan is told of holders with several records."""
         return {name: value for name, value in self.of_records.items() if name in _OF_PLAN}
 
+    def of_filter(self, recipe: usual.Recipe, holders: int) -> dict[str, Any]:
+        """What a plan is told of a filter; nothing, where there is none."""
+        if self.individual not in FILTERS:
+            return {}
+        every = self.every(recipe, holders)
+        usually = min(max(1, recipe.steps * 3 // 4 // every) * every, recipe.steps)
+        return {"filter": self.individual, "refresh": every, "full_steps": usually if self.full_steps is None else self.full_steps}
+
+    def every(self, recipe: usual.Recipe, holders: int) -> int:
+        """Steps between looks at everybody's norms: as was said, or in which as many people are drawn as there are."""
+        return min(recipe.steps, self.refresh or max(1, math.ceil(holders / recipe.batch)))
+
     def check_records(self, several: bool) -> None:
         """Refuse what is for holders with several records, where there are none."""
         if self.of_records and not several:
@@ -156,6 +188,8 @@ class TrainSettings:
         """How the model is trained on so many holders: as was said, and otherwise as is usual for the data."""
         known = usual.recipe_for(holders) if self.dataset is None else usual.recipe(self.dataset)
         names = {field.name for field in fields(known)}
+        if self.individual == "renyi" and self.accountant is None:
+            known = known.but({"accountant": "rdp"})
         return known.but({name: value for name, value in said(self).items() if name in names})
 
     def anchored(self) -> TrainSettings:

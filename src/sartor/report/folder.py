@@ -4,13 +4,21 @@ config.toml        the settings (sensitive where they give a budget of fewer tha
 plan.json          the plan, small groups merged
 plan-all.json      the plan with every group (sensitive: mode 0600), from which a run resumes
 budgets.npz        who allows what (sensitive: mode 0600)
+individual.npz     what each holder's gradients really cost, if that was tracked, and how the model does on them (sensitive: mode 0600)
+reserve/           what was released of that out of the plan's reserve (sensitive: 0700)
 held-out.json      accuracy on rows that were held out of the private table, if it was asked for (sensitive: mode 0600)
 checkpoint/        where an interrupted run continues (sensitive: 0700); gone when the run is finished
+lock               held by the process that works here; empty, and gone when the run is finished
 model.safetensors  the model
 account.json       what was spent
 report.html        the page
 
 A run is finished when its model, account and page are written; its checkpoint goes after that, and the key of its noise before.
+
+Guarantee: plan, budgets, model and account in a folder are of one run, whoever else begins or continues one there meanwhile.
+Proof: a process holds the folder's lock (`sartor.run.files.Lock`) from before it looks whether the folder is free, or has a run to
+    continue, until it ends; a killed one leaves it to the next. Whoever finishes a run holds it still, and finds no end but its own.
+Breaks if: files are changed by hand.
 """
 
 from __future__ import annotations
@@ -19,30 +27,52 @@ import io
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from sartor.budgets import Budgets
-from sartor.documents import read_toml
+from sartor.documents import read_json, read_toml
 from sartor.errors import SartorError
+from sartor.individual.readings import Kind, Reading
+from sartor.individual.reserve import Reserve
 from sartor.plans import Plan
-from sartor.run.files import write_private, write_public
+from sartor.run.files import Lock, lock, read_private, write_private, write_public
 
-_BEFORE = ("config.toml", "plan.json", "plan-all.json", "budgets.npz", "checkpoint")  # what there is before the first step
+Array = NDArray[np.float64]
+
+_LOCK = "lock"
+_TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or choose another folder."
+_BEFORE = ("config.toml", "plan.json", "plan-all.json", "budgets.npz", "checkpoint", "reserve")  # what there is before the first step
 _PART = re.compile(r"\.(config\.toml|plan\.json|plan-all\.json|budgets\.npz)\.[0-9a-f]+")  # of one that a kill left half written
 _ENDS = ("model.safetensors", "account.json", "report.html")
-_SENSITIVE = ("budgets.npz", "plan-all.json", "held-out.json")
+_SENSITIVE = ("budgets.npz", "plan-all.json", "individual.npz", "held-out.json")
 
 
 class RunFolder:
-    """A run on disk."""
+    """A run on disk. `create` and `resume` hold it for the one process that works in it, until `close`; who only reads needs neither."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._held: Lock | None = None
+        self._ends: frozenset[str] = frozenset()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others work in the folder."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     @property
     def checkpoint(self) -> Path:
@@ -50,10 +80,12 @@ class RunFolder:
         return self.path / "checkpoint"
 
     def create(self, settings: Mapping[str, Any], plan: Plan, budgets: Budgets) -> None:
-        """Make the folder and write down what is known before the first step."""
-        self.check_new()
+        """Make the folder and write down what is known before the first step; where accounts are tracked, begin the reserve's."""
+        self.check_new()  # before anything is written, and again when nobody else can begin a run here
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._hold()
+            self.check_new()
             self.checkpoint.mkdir(mode=0o700, exist_ok=True)  # first, so that a folder without one had a run in it
             if tell_budgets(settings, plan):
                 write_private(self.path / "config.toml", to_toml(settings).encode())
@@ -62,6 +94,9 @@ class RunFolder:
             plan.save(self.path / "plan.json")
             write_private(self.path / "plan-all.json", _document(plan.record()).encode())
             self._write_budgets(budgets)
+            if settings.get("individual") is not None and plan.reserve:
+                shutil.rmtree(self.reserve, ignore_errors=True)  # of a run that took no step: nothing was released
+                Reserve.create(self.reserve, plan)
         except OSError as error:
             raise SartorError(f"{self.path} cannot be written: {error.strerror}.") from error
 
@@ -71,36 +106,102 @@ class RunFolder:
 
         try:
             inside = [] if not self.path.exists() else [self.path.name] if not self.path.is_dir() else os.listdir(self.path)
+            if _LOCK in inside and self.path.is_dir() and not os.lstat(self.path / _LOCK).st_size:
+                inside.remove(_LOCK)
             is_other = any(name not in _BEFORE and not _PART.fullmatch(name) for name in inside) or (inside and "checkpoint" not in inside)
         except OSError as error:
             raise SartorError(f"this cannot be a run's folder: {error.strerror}.") from None
         if is_other or (inside and is_begun(self.checkpoint)):
             raise SartorError(f"{self.path} exists already: choose another folder, or continue the run in it with --resume.")
 
+    def _hold(self) -> None:
+        """Make sure that this process alone works here."""
+        if self._held is None:
+            self._held = lock(self.path, taken=_TAKEN.format(self.path))
+
+    def _check_ours(self) -> None:
+        """Refuse to write to a folder that this process does not hold, or in which another run has ended."""
+        assert self._held is not None, "create or resume the run first"
+        self._held.check()
+        if self._found() - self._ends:
+            raise SartorError(f"another run has ended in {self.path} meanwhile: nothing of this one is written there, though it is spent.")
+
+    def _found(self) -> frozenset[str]:
+        return frozenset(name for name in _ENDS if os.path.lexists(self.path / name))
+
     def write_account(self, account: Mapping[str, Any]) -> None:
         """What was spent."""
+        self._check_ours()
         write_public(self.path / "account.json", _document(account))
+
+    def account(self) -> dict[str, Any]:
+        """What was spent, as it was written."""
+        found = read_json(self.path / "account.json", "the account")
+        if not isinstance(found, dict) or not isinstance(found.get("private"), bool):
+            raise SartorError(f"{self.path / 'account.json'} is not the account of a run.")
+        return found
 
     def write_held_out(self, figures: Mapping[str, Any]) -> None:
         """Figures about rows that were held out of the private table, for their owner alone."""
+        self._check_ours()
         write_private(self.path / "held-out.json", _document({"sensitive": True, **figures}).encode())
 
+    @property
+    def reserve(self) -> Path:
+        """Where what is released of individual accounts is charged."""
+        return self.path / "reserve"
+
+    def write_reading(self, reading: Reading, correct: Array, loss: Array) -> None:
+        """What each holder's gradients cost, and how the released model does on their records, for the owner of the run alone."""
+        self._check_ours()
+        content = io.BytesIO()
+        figures = {"steps": np.array(reading.steps), "guarantee": reading.guarantee, "correct": correct, "loss": loss}
+        np.savez(content, kind=np.array(reading.kind), epsilon=reading.epsilon, **figures)  # type: ignore[arg-type]
+        write_private(self.path / "individual.npz", content.getvalue())
+
+    def reading(self) -> tuple[Reading, Array, Array]:
+        """What each holder's gradients cost, how much of their records the model gets right, and its loss on them. Sensitive."""
+        path = self.path / "individual.npz"
+        if not path.is_file():
+            raise SartorError(f"there are no readings in {self.path}: train with --individual, to the end.")
+        try:
+            with np.load(io.BytesIO(read_private(path)), allow_pickle=False) as stored:
+                kind: Kind = "estimate" if str(stored["kind"]) == "estimate" else "strict"
+                found = Reading(kind, int(stored["steps"]), stored["epsilon"], stored["guarantee"])
+                return found, stored["correct"], stored["loss"]
+        except (OSError, ValueError, KeyError) as error:
+            raise SartorError(f"{path} cannot be read as the readings of a run.") from error
+
     def finish(self, model: nn.Module, account: Mapping[str, Any], page: str) -> None:
-        """Write what the run was for, and then take its checkpoint away: whoever stops the process in between can finish it again."""
+        """Write what the run was for, and then take its checkpoint away: whoever stops the process in between can finish it again.
+
+        Refused where another run has ended in the folder since this one began or went on.
+        """
         from safetensors.torch import save
 
         from sartor.sgd.checkpoint import remove
 
+        self._check_ours()
         write_public(self.path / "model.safetensors", save({name: t.detach().contiguous() for name, t in model.state_dict().items()}))
-        self.write_account(account)
+        write_public(self.path / "account.json", _document(account))
         write_public(self.path / "report.html", page)
         remove(self.checkpoint)
+        (self.path / _LOCK).unlink(missing_ok=True)
+        self.close()
 
     def shared(self, plan: Plan) -> tuple[list[str], list[str]]:
         """The files that may be shown to others, and those that may not."""
-        names = sorted(path.name for path in self.path.iterdir() if path.is_file())
+        names = sorted(path.name for path in self.path.iterdir() if path.is_file() and path.name != _LOCK)
         kept = [*_SENSITIVE, *(["config.toml"] if tell_budgets(self._read_settings(), plan) else [])]
         return [name for name in names if name not in kept], [name for name in names if name in kept]
+
+    def resume(self) -> dict[str, Any]:
+        """Hold the folder of a run that can be continued, and give its settings."""
+        self.settings()  # before anything is written, and again when nobody else can finish the run
+        self._hold()
+        settings = self.settings()
+        self._ends = self._found()  # of this run, as it has a checkpoint: it was stopped while it was finished
+        return settings
 
     def settings(self) -> dict[str, Any]:
         """The settings of a run that can be continued."""
