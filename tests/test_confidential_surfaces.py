@@ -23,10 +23,14 @@ from sartor.cli.federate_settings import FederateSettings
 from sartor.cli.train_settings import TrainSettings
 from sartor.data.dataset import Data, dataset
 from sartor.federated.task import Settings, Task
+from sartor.individual.request import Figures, Request
+from sartor.individual.reserve import Reserve
+from sartor.individual.statement import statement
 from sartor.pate.forecast import check_enough
 from sartor.report.demonstration import Trial, cells, demonstration_page
 from sartor.report.training import training_page
 from sartor.run.account import RunAccount
+from sartor.run.stream import Stream
 from sartor_testing.plans import changed
 
 THREE, DELTA, RESERVE = 0.731, 3.7e-7, 0.2
@@ -224,6 +228,39 @@ def test_no_surface_shows_how_many_records_one_holder_or_a_group_has(surface, le
     text = OF_LENDERS[surface](*lenders)
     assert text
     assert not {MANY, MANY + 2 * 99, 3 * 100} & set(numbers_in(text)), text
+
+
+# --- what is released out of a reserve ---
+
+ACCOUNTS = Figures(np.full(1_000, 2.0), np.ones(1_000), np.full(1_000, 2.0))
+EVERYTHING = Request(quantiles=[0.5], histogram=[0, 2, 4, 9], groups="budget", columns=["account", "accuracy", "loss"], correlation=True)
+
+
+def of_everybody(reserve, budgets):
+    """Everything that can be released at once."""
+    figures = Figures(ACCOUNTS.account, ACCOUNTS.correct, ACCOUNTS.loss, reserve.plan.groups_of(budgets))
+    return reserve.release(figures, EVERYTHING, epsilon=0.1, stream=Stream(seed=2))
+
+
+OF_A_RESERVE = {
+    "release: JSON": lambda reserve, budgets: json.dumps(of_everybody(reserve, budgets).to_json()),
+    "release: repr": lambda reserve, budgets: repr(of_everybody(reserve, budgets)),
+    "reserve: repr": lambda reserve, budgets: repr(reserve) + repr(reserve.releases),
+    "reserve: the three cannot pay": lambda reserve, budgets: said(lambda: reserve.release(ACCOUNTS, Request(), epsilon=0.2)),
+    "reserve: nobody can pay": lambda reserve, budgets: said(lambda: reserve.release(ACCOUNTS, Request(), epsilon=20.0)),
+    "figures: repr": lambda reserve, budgets: repr(ACCOUNTS),
+    "statement of another": lambda reserve, budgets: str(statement(reserve.plan, budgets, np.full(1_000, 2.0), 500)),
+    "statement: repr": lambda reserve, budgets: repr(statement(reserve.plan, budgets, np.full(1_000, THREE), 0)),
+}
+
+
+@pytest.mark.parametrize("surface", OF_A_RESERVE)
+def test_no_surface_of_a_reserve_shows_what_three_people_allow(surface, plans, tmp_path):
+    for scheme in ("uniform", "sample"):
+        budgets, plan = plans["with a delta and a reserve", scheme]
+        text = OF_A_RESERVE[surface](Reserve.create(tmp_path / scheme, plan), budgets)
+        assert text
+        assert not given_away(text), text
 
 
 # --- what is shown of a federated plan ---

@@ -19,8 +19,8 @@ from sartor.pate.folder import EnsembleFolder
 LARGE_DELTAS = ["--epsilon=1,2", "--share=.5,.5", "--holders=100", "--delta=0.5", "--steps=10", "--batch=5"]
 KILLED = """
 import os, signal, sys
-from sartor.pate import charges
 from sartor.pate.folder import EnsembleFolder
+from sartor.run import charges
 write = charges.write_private
 def dying(path, content, *, new=False):
     if path.name == "charged":
