@@ -44,7 +44,7 @@ class ByHand:
         assert plan.filter is not None
         self.left = [int(plan.filter.units[g]) for g in self.group]
         self.rungs: list[list[float]] = []
-        sampler = PoissonSampler(plan, people(), self.stream)
+        sampler = PoissonSampler(plan, people(), self.stream, filtered=True)
         for step in range(plan.steps):
             if step % plan.filter.refresh == 0:
                 self.rungs.append([self._rung(holder) for holder in range(len(self.group))])

@@ -10,8 +10,10 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 import sartor
+from sartor import federated
 from sartor.errors import SartorError
 from sartor.run.sampling import Draw, PoissonSampler
+from sartor.sgd import Stream
 from sartor.sgd import norms as norming
 from sartor.sgd import run as running
 from sartor.sgd.norms import Norms
@@ -344,6 +346,15 @@ def test_what_makes_no_sense_is_refused():
         sartor.Tracking("ladder", 3)
     with pytest.raises(SartorError, match="refresh"):
         sartor.Tracking("strict", 0)
+
+
+def test_a_plan_with_a_filter_is_not_run_without_it():
+    with pytest.raises(SartorError, match="filter"):
+        PoissonSampler(filtered(), people(), Stream(1))
+    with pytest.raises(SartorError, match="filter"):
+        federated.FederatedPlan(filtered())
+    with pytest.raises(SartorError, match="filter"):
+        federated.plan(people(), "scale", rounds=20, per_round=10, filter="ladder", refresh=2, full_steps=10)
 
 
 # -- stops

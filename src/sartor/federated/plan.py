@@ -68,6 +68,8 @@ class FederatedPlan:
     adaptive: AdaptiveClip | None = None
 
     def __post_init__(self) -> None:
+        if self.accounted.filter is not None:
+            raise SartorError("a filter follows norms that no server sees: federated plans have none.")
         _ = self.accounted.noise  # refused where it differs from stage to stage: a round has the noise of the plan
         if np.any(self.accounted.parts.inclusion < 1):
             raise SartorError("a coin of inclusion is tossed once in a run, and a server that starts again has new coins: use rates alone.")

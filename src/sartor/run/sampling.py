@@ -72,7 +72,13 @@ class PoissonSampler:
     Draw(step=3)
     """
 
-    def __init__(self, plan: Plan, budgets: Budgets, stream: Stream) -> None:
+    def __init__(self, plan: Plan, budgets: Budgets, stream: Stream, *, filtered: bool = False) -> None:
+        """`filtered` says that whoever draws keeps to the rungs of the plan's filter, which are no part of a draw."""
+        if plan.filter is not None and not filtered:
+            raise SartorError(
+                "this plan has a filter: what a holder may lend to a step follows their units, which a draw does not know; train with "
+                "sartor.fit or sartor.make_private."
+            )
         self._lay_out(plan.groups_of(budgets), len(plan), plan.parts, plan.steps, stream)
 
     @classmethod

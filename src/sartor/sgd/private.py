@@ -104,7 +104,7 @@ def make_private(
     watched(model)  # refuses what cannot be trained before anything is copied
     pristine = Pristine(model, None, collate, dataset) if check else None
     source = stream if stream is not None else Stream(seed)
-    sampler = PoissonSampler(plan, budgets, source)
+    sampler = PoissonSampler(plan, budgets, source, filtered=way is not None)
     engine = PerExample(model, kernels=Kernels(kernels, measure=not (source.seeded or repeatable)))
     try:
         size = _physical(max_physical_batch, engine, dataset, collate)
