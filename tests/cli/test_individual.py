@@ -155,7 +155,6 @@ def test_without_a_reserve_nothing_is_released(tmp_path):
 
 
 def test_a_run_without_individual_accounts_has_none(tmp_path):
-    trained(tmp_path / "run", *(["--individual", "estimate"]))
     plain = run("train", "--dataset", "digits", "--steps", "4", "--out", tmp_path / "plain", "--json")
     assert "individual" not in json.loads(plain.stdout)
     found = run("account", tmp_path / "plain", "--holder", "3")
@@ -163,6 +162,7 @@ def test_a_run_without_individual_accounts_has_none(tmp_path):
     assert "--individual" in found.stderr
 
 
+@pytest.mark.long
 def test_a_seeded_run_releases_nothing(tmp_path):
     trained(tmp_path / "run", "--individual", "renyi", "--reserve", "0.5", "--seed", "1")
     found = run("account", tmp_path / "run", "--release", "mean", "--epsilon", "0.1")
@@ -170,6 +170,7 @@ def test_a_seeded_run_releases_nothing(tmp_path):
     assert "not private" in " ".join(found.stderr.split())
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_to_the_same_readings(tmp_path):
     """Killed between two steps, by the process itself, and continued by another."""
     arguments = [*SHORT, "--individual", "ladder", "--seed", "1"]

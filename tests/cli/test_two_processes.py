@@ -11,6 +11,7 @@ import pytest
 import sartor.sgd.checkpoint
 from sartor.report.folder import RunFolder
 from sartor.sgd.optimizer import PrivateOptimizer
+from sartor_testing.amount import most_are_long
 
 ASKED = ("train", "--dataset", "digits", "--model", "logistic", "--accountant", "rdp", "--steps", "5", "--share", "1", "--delta", "1e-4")
 PAUSED = """
@@ -75,6 +76,7 @@ def test_of_two_that_begin_in_one_folder_the_second_is_refused(run, tmp_path):
     assert not (folder / "lock").exists()
 
 
+@pytest.mark.long
 def test_one_that_looked_before_another_began_and_ended_is_refused(run, tmp_path):
     folder = tmp_path / "run"
     with paused_after("check_new", *ASKED, "--epsilon", "8", "--out", folder) as first:
@@ -95,6 +97,7 @@ def test_a_killed_process_leaves_a_folder_that_can_be_begun_again(run, tmp_path)
     assert told(folder) == {1}
 
 
+@pytest.mark.long
 def test_a_run_is_continued_by_one_process_at_a_time(run, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     stopped(run, monkeypatch, folder)
@@ -106,7 +109,7 @@ def test_a_run_is_continued_by_one_process_at_a_time(run, tmp_path, monkeypatch)
     assert "is finished" in run("train", "--resume", "--out", folder)[2]
 
 
-@pytest.mark.parametrize("written", [1, 2, 3])
+@pytest.mark.parametrize("written", most_are_long([2, 1, 3], 1))
 def test_a_run_that_was_stopped_while_it_was_finished_is_finished_again(run, tmp_path, monkeypatch, written):
     folder = tmp_path / "run"
     ends = ("model.safetensors", "account.json", "report.html")

@@ -49,7 +49,7 @@ def account(
     mechanism = (rate, noise_multiplier, delta)
     if holder is not None or release is not None or epsilon is not None:
         if any(value is not None for value in (*mechanism, steps, records)):
-            raise SartorError("--holder and --release are of a run as it went: give them with its folder alone.")
+            raise SartorError("--holder, --release and --epsilon are of a run as it went: give them with its folder alone.")
         individual(plan, holder, release, epsilon, json)
         return
     if records is not None:
