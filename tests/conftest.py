@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 pytest.register_assert_rewrite("sartor_testing")
 
@@ -26,6 +27,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("same", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+if settings.get_current_profile_name() == "same" and hasattr(providers, "_get_local_constants"):
+    # Hypothesis also tries numbers that it finds in whatever modules are loaded, and those differ from worker to worker.
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_addoption(parser):

@@ -66,7 +66,8 @@ def test_blocks_ask_exactly_what_one_query_at_a_time_would_ask(ensemble):
 def test_a_transcript_is_in_order_and_answers_only_what_was_asked(ensemble):
     _, found, votes, options, seed = ensemble
     labels = voting.aggregate(found, votes, **options, stream=Stream(seed=seed))
-    assert labels.asked.tolist() == sorted(labels.asked.tolist(), reverse=True)
+    if not (options["go_on"] and found.rests):  # there, queries whose turn is that of teachers who are out are left out between others
+        assert labels.asked.tolist() == sorted(labels.asked.tolist(), reverse=True)
     assert not np.any(labels.answered & ~labels.asked)
     assert np.all(labels.labels[~labels.asked] == NONE)
     assert np.all(labels.labels[labels.answered] >= 0)
