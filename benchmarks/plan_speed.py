@@ -3,6 +3,7 @@
     python benchmarks/plan_speed.py              # 2 and 8 groups by the peer, some minutes
     python benchmarks/plan_speed.py --groups 32  # adds 32 groups by the peer, many minutes
     python benchmarks/plan_speed.py --no-peer    # ours alone
+    python benchmarks/plan_speed.py --ladder 3 128  # instead: plans with a ladder for so many groups, a minute or two
 
 Ours is the best of several repeats, each with nothing remembered from the last; the peer runs between them.
 """
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import sartor
-from sartor.accounting import spending
+from sartor.accounting import filtered, spending
 
 STEPS, BATCH, HOLDERS, DELTA = 9_375, 512, 60_000, 1e-5
 PRECISION = 0.01
@@ -40,6 +41,16 @@ def ours(groups: int, scheme: str, accountant: str) -> tuple[float, float]:
     start = time.perf_counter()
     plan = sartor.plan(budgets, scheme, steps=STEPS, batch=BATCH, accountant=accountant)
     return time.perf_counter() - start, plan.noise_multiplier
+
+
+def with_ladder(groups: int, scheme: str) -> tuple[float, float]:
+    """Seconds on the clock and of the processor for one plan with five rungs, of which full norm pays for 30 stretches; budgets 1 to 3."""
+    budgets = sartor.Budgets.from_shares(np.linspace(1, 3, groups), np.full(groups, 1 / groups), holders=HOLDERS, delta=DELTA, seed=0)
+    spending._memory.clear()
+    filtered._table.cache_clear()
+    start, processor = time.perf_counter(), time.process_time()
+    sartor.plan(budgets, scheme, steps=12_000, batch=BATCH, filter="ladder", refresh=312, full_steps=9_360)
+    return time.perf_counter() - start, time.process_time() - processor
 
 
 def opacus_epsilon(noise: float, rate: float) -> float:
@@ -88,14 +99,36 @@ def peer(groups: int) -> tuple[float, float]:
     return time.perf_counter() - start, noise
 
 
+def ladders(counts: list[int], as_json: bool) -> None:
+    """Measure plans with a ladder, once each, and print."""
+    rows = []
+    for groups in counts:
+        for scheme in ("scale", "sample"):
+            seconds, processor = with_ladder(groups, scheme)
+            rows.append({"groups": groups, "scheme": scheme, "seconds": seconds, "of_the_processor": processor})
+    if as_json:
+        print(json.dumps({"ladder": rows}, indent=2))
+        return
+    table = Table(title="seconds to plan with a ladder of five rungs, 30 stretches of 312 steps at full norm, delta 1e-5")
+    for name in ("budgets", "scheme", "seconds", "of the processor"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(f"{row['groups']:,}", str(row["scheme"]), f"{row['seconds']:.1f}", f"{row['of_the_processor']:.1f}")
+    Console(width=110).print(table)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=8, help="most groups that the peer plans for: 2, 8 or 32")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--ladder", type=int, nargs="+", metavar="GROUPS", help="only plans with a ladder, for so many groups each")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
+    if asked.ladder:
+        ladders(asked.ladder, asked.json)
+        return
     cases = [(2, "sample"), (8, "sample"), (32, "sample"), (128, "sample"), (60_000, "sample"), (60_000, "scale"), (60_000, "hybrid")]
     best: dict[tuple[int, str, str], float] = {}
     peers: dict[int, float] = {}

@@ -539,3 +539,23 @@ def test_repr_shows_groups_and_never_a_holder():
 
 def test_repr_of_a_policy_shows_its_levels(policy):
     assert "balanced: epsilon 2, delta 1e-06" in repr(policy)
+
+
+@pytest.mark.parametrize("skew", [-0.2, 0, 0.2])
+def test_the_requirements_of_pdp_sgd_have_its_shape_and_everybody(skew):
+    budgets = sartor.Budgets.from_skew(skew, holders=60_000, delta=1e-5, seed=3)
+    groups = budgets.groups
+    assert len(budgets) == 60_000
+    np.testing.assert_allclose(groups.epsilon, np.linspace(0.5, 1.0, 20))
+    scale = {-0.2: 2.098, 0: 0.0, 0.2: 1.554}[skew]
+    shape = scale * np.exp(skew * groups.epsilon) + (-1.715 if skew else 1.0)
+    np.testing.assert_allclose(groups.holders, 60_000 * shape / shape.sum(), atol=1)
+    if skew:
+        assert shape.sum() == pytest.approx(1.83, abs=0.02)  # as printed, it is not 1
+    assert np.all(np.sign(np.diff(groups.holders)) == np.sign(skew))
+
+
+def test_other_skews_are_none_of_the_papers():
+    for wrong in ({"skew": 0.1}, {"groups": 1}, {"groups": 2.5}, {"holders": 10}):
+        with pytest.raises(sartor.InvalidBudget):
+            sartor.Budgets.from_skew(**{"skew": 0.2, "holders": 100, "delta": 1e-5, **wrong})

@@ -24,6 +24,8 @@ from sartor.errors import (
     RarelyUsed,
     SartorError,
     SartorWarning,
+    Unsound,
+    Unspent,
 )
 from sartor.exposure import Composition, Exposure, Included, SampledGaussian, SampledRecords, exposure_from_json
 from sartor.ownership import Ownership
@@ -41,6 +43,10 @@ def __getattr__(name: str) -> Any:
     if name in _OF_TRAINING:
         return getattr(importlib.import_module("sartor.sgd"), name)
     raise AttributeError(f"module 'sartor' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 __all__ = [
@@ -67,6 +73,8 @@ __all__ = [
     "SartorError",
     "SartorWarning",
     "Tracking",
+    "Unsound",
+    "Unspent",
     "__version__",
     "exposure_from_json",
     "fit",

@@ -36,6 +36,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 _MOST_HOLDERS = 10**9
+_SKEWS = {-0.2: (2.098, -1.715), 0.0: (1.0, 0.0), 0.2: (1.554, -1.715)}  # by the skew of budgets, the constants of PDP-SGD's appendix C.1
 
 
 @dataclass(frozen=True, repr=False)
@@ -179,6 +180,27 @@ class Budgets:
         order = _generator(seed).permutation(int(holders))
         eps = np.repeat(np.asarray(epsilon, float), counts)[order]
         return cls(eps, delta=np.repeat(own, counts)[order], reserve=reserve)
+
+    @classmethod
+    def from_skew(
+        cls, skew: float, *, holders: int, delta: ArrayLike, groups: int = 20, seed: int | None = None, reserve: float = 0.0
+    ) -> Budgets:
+        """The privacy requirements of the PDP-SGD paper: groups from 0.5 to 1 at equal distances, of a skew of -0.2, 0 or 0.2.
+
+        A group's share is c1 e^(skew epsilon) + c2 (appendix C.1); the paper's constants add up to 1.83 for its 20 groups (and to 1.01
+        for 11), so shares are divided by their sum.
+
+        >>> Budgets.from_skew(-0.2, holders=60_000, delta=1e-5, seed=1).groups.holders[[0, -1]].tolist()
+        [6005, 88]
+        """
+        if skew not in _SKEWS:
+            raise InvalidBudget(f"the paper has skews of {', '.join(f'{known:g}' for known in _SKEWS)}, not {skew}.")
+        if not 2 <= groups <= holders or groups != int(groups):
+            raise InvalidBudget(f"groups are a whole number from 2 to the {holders} holders, not {groups}.")
+        scale, shift = _SKEWS[skew]
+        epsilon = np.linspace(0.5, 1.0, int(groups))
+        share = scale * np.exp(skew * epsilon) + shift
+        return cls.from_shares(epsilon.tolist(), (share / share.sum()).tolist(), holders=holders, delta=delta, seed=seed, reserve=reserve)
 
     @classmethod
     def from_policy(cls, policy: Policy, choices: Sequence[str], *, holders: Sequence[str] | None = None, reserve: float = 0.0) -> Budgets:

@@ -31,8 +31,16 @@ class RarelyUsed(SartorWarning):
     """A group whose members are expected to be used less than once in the whole run."""
 
 
+class Unspent(SartorWarning):
+    """A plan whose stretches leave a part of the budgets unused."""
+
+
 class NoNoise(SartorWarning):
     """Public records alone, or deltas that allow everything: the run adds no noise and protects nobody."""
+
+
+class Unsound(SartorWarning):
+    """A published algorithm whose guarantee does not hold: it is here to be compared with."""
 
 
 class AllDrawn(SartorWarning):

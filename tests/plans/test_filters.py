@@ -12,8 +12,12 @@ import pytest
 
 import sartor
 from sartor.accounting import Filtered, SampledGaussian, spend_on
+from sartor.individual.ladder import climb
 from sartor.plans import Filter, prices
+from sartor.plans.filters import by_square, by_variance
+from sartor.plans.problem import Problem
 from sartor.plans.table import headings
+from sartor.relation import ZERO_OUT
 from sartor_testing.amount import most_are_long
 
 _BUDGETS = sartor.Budgets.from_groups([(1.0, 400), (2.0, 500), (4.0, 100)], delta=1e-4)
@@ -97,6 +101,79 @@ def test_documents_and_tables_say_when_full_norm_rests(plan: sartor.Plan) -> Non
     assert "full norm pays for 40" in " ".join(str(plan).split())
 
 
+def test_full_norm_rests_when_not_even_the_lowest_rung_is_paid_for() -> None:
+    units, steps = np.array([48, 53, 0, 15, 400]), 120
+    made = Filter("ladder", 10, 100, [[0.25, 0.5, 1.0]] * 5, [[1, 4, 16]] * 5, units)
+    taken, left = np.zeros(5, int), units
+    for _ in range(steps // 10):
+        rung, left = climb(made, np.arange(5), np.ones(5), left)
+        taken += rung > 0
+    assert made.rests_at(steps).tolist() == (10 * taken).tolist() == [30, 50, 0, 60, 120]
+
+
+def _priced(asked: prices.Asked, rate: float, noise: float, steps: int) -> tuple[Filter, float]:
+    """The filter of one group, and what its worst choice costs."""
+    given = np.array([[rate], [noise], [100.0], [1e-4]])
+    made, spent = prices.priced(asked, given[0], given[1], given[2], given[3], "pld", steps, by_budget=False)
+    return made, float(spent[0])
+
+
+def test_units_are_those_of_full_norm_for_full_steps_and_no_more() -> None:
+    asked = prices.Asked("ladder", 4, 42, (1, 2, 4, 8, 16))
+    made, _ = _priced(asked, rate=0.05, noise=2.0, steps=60)
+    assert made.units.tolist() == [168]
+
+
+def test_where_a_price_by_variance_is_too_cheap_rungs_are_priced_by_their_squares() -> None:
+    asked = prices.Asked("ladder", 1, 8, (1, 2, 4, 8, 16))
+    made, spent = _priced(asked, rate=0.2, noise=0.7, steps=12)
+    plain = float(spend_on([SampledGaussian(0.2, 0.7, 8)], 1e-4)[0])
+    assert np.array_equal(made.rungs[0], by_square(asked.ladder))
+    assert plain <= spent < 1.005 * plain
+    cheap = Filter("ladder", 1, 8, by_variance(asked.ladder, 0.7), [asked.ladder], made.units)
+    assert spend_on([cheap.exposure(0, 0.2, 0.7, 12, ZERO_OUT)], 1e-4)[0] > 1.005 * plain
+
+
+_PARTS = {"kind": "ladder", "refresh": 4, "full_steps": 40, "rungs": [[0.5, 1.0]], "costs": [[1, 4]], "units": [40]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "renyi"}, {"refresh": 5}, {"full_steps": 41}, {"rungs": [[0.4, 1.0]]}, {"costs": [[2, 4]]}, {"units": [41]}],
+    ids=str,
+)
+def test_filters_differ_by_each_of_their_parts(change: dict[str, Any]) -> None:
+    made: Any = Filter(**_PARTS)  # type: ignore[arg-type]
+    assert made == Filter(**_PARTS)  # type: ignore[arg-type]
+    assert made != Filter(**{**_PARTS, **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "natural"},
+        {"refresh": 0},
+        {"refresh": 2.5},
+        {"full_steps": 0},
+        {"rungs": [[0.5, 1.5]]},  # no clip is above the planned one
+        {"rungs": [[0.5, 0.9]]},
+        {"rungs": [[0.0, 1.0]]},
+        {"rungs": [[1.0, 0.5]]},
+        {"costs": [[1.5, 4]]},
+        {"costs": [[0, 4]]},
+        {"costs": [[4, 1]]},
+        {"costs": [[1, 2, 4]]},
+        {"units": [-1]},
+        {"units": [0.5]},
+        {"units": [40, 40]},
+    ],
+    ids=str,
+)
+def test_what_is_no_filter_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(sartor.SartorError, match="filter"):
+        Filter(**{**_PARTS, **change})
+
+
 def test_equal_treats_all_alike_and_gives_units_by_budget() -> None:
     made = _plan("equal", steps=600, refresh=40, full_steps=400)
     assert made.filter is not None
@@ -110,6 +187,14 @@ def test_equal_treats_all_alike_and_gives_units_by_budget() -> None:
         assert found[0] > made.epsilon[group]
     with pytest.raises(sartor.SartorError, match="filter"):
         sartor.plan(_BUDGETS, "equal", steps=60, batch=50)
+
+
+def test_equal_with_full_norm_in_every_step_still_tells_budgets_apart_by_units() -> None:
+    made = _plan("equal", steps=400, refresh=40, full_steps=400)
+    assert made.filter is not None
+    assert made.rests_at[-1] == 400
+    assert np.all(np.diff(made.rests_at) > 0)
+    assert np.all(made.spent <= made.epsilon)
 
 
 def test_the_renyi_filter_is_judged_by_renyi_and_pays_more() -> None:
@@ -127,6 +212,15 @@ def test_public_records_are_never_short_of_units() -> None:
     assert made.filter.units.tolist() == [160, 16 * 15]
     assert made.rests_at.tolist() == [40, 60]
     assert np.isinf(made.spent[1])
+
+
+def test_levels_lie_at_or_below_every_budget_and_every_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prices, "MOST_LEVELS", 9)
+    epsilon, delta, holders = np.linspace(1.0, 4.0, 100), np.linspace(1e-6, 1e-4, 100), np.ones(100, int)
+    levels = prices.levels(Problem(epsilon, delta, holders, holders.astype(float), 0.1, 10, 10.0, "pld"))
+    assert len(set(zip(*(values.tolist() for values in levels), strict=True))) <= 9
+    assert np.all(levels[0] <= epsilon)
+    assert np.all(levels[1] <= delta)
 
 
 def test_many_budgets_share_levels_at_or_below_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,3 +265,14 @@ def test_a_filter_needs_one_stage_and_a_row_for_each_group(plan: sartor.Plan) ->
     short = Filter("ladder", 4, 40, plan.filter.rungs[:2], plan.filter.costs[:2], plan.filter.units[:2])
     with pytest.raises(sartor.SartorError, match="row for each group"):
         sartor.Plan(**fields, stages=plan.stages, filter=short)
+
+
+def test_stretches_that_leave_a_part_of_the_budgets_unspent_are_told() -> None:
+    with pytest.warns(sartor.Unspent, match="stretches of 8 steps do not divide the 15"):
+        sartor.plan(_BUDGETS, steps=20, batch=50, filter="ladder", refresh=8, full_steps=15)
+
+
+def test_filters_differ_by_their_units() -> None:
+    given = {**_PARTS, "units": [41]}
+    assert Filter(**_PARTS) == Filter(**_PARTS)
+    assert Filter(**_PARTS) != Filter(**given)

@@ -18,6 +18,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -145,7 +146,14 @@ def spend_on(exposures: Sequence[Exposure], delta: ArrayLike, accountant: str = 
         [1.21]
     """
     many, deltas = list(exposures), np.broadcast_to(np.asarray(delta, float), (len(exposures),)).copy()
-    return _judge(accountant, many).epsilon(many, deltas, pld.PLANNING_ACCURACY).upper
+    judge = _judge(accountant, many)
+    return np.array([_remembered(judge.name, one, at) for one, at in zip(many, deltas.tolist(), strict=True)])
+
+
+@lru_cache(maxsize=1 << 14)
+def _remembered(accountant: str, exposure: Exposure, delta: float) -> float:
+    """What an exposure costs, which follows from it alone: a plan that was just solved is not judged a second time."""
+    return float(accountants.find(accountant).epsilon([exposure], np.array([delta]), pld.PLANNING_ACCURACY).upper[0])
 
 
 def floor(exposures: Sequence[Exposure], delta: ArrayLike, accountant: str = "pld") -> Array:

@@ -18,19 +18,22 @@ from numpy.typing import NDArray
 
 from sartor.accounting import accountants, rdp, spend
 from sartor.budgets import Budgets, Groups, spendable
-from sartor.errors import AllDrawn, Infeasible, LargeDelta, NoNoise, RarelyUsed, SartorError
-from sartor.exposure import MOST_STEPS
+from sartor.errors import AllDrawn, Infeasible, LargeDelta, NoNoise, RarelyUsed, SartorError, Unspent
+from sartor.exposure import MOST_STEPS, MOST_UNITS
 from sartor.ownership import Ownership
 from sartor.plans.document import stages_of_turns
 from sartor.plans.filters import KINDS, LADDER
 from sartor.plans.plan import COMBINED, Plan
 from sartor.plans.prices import Asked, levels, priced, with_public
-from sartor.plans.problem import Parameters, Problem
+from sartor.plans.problem import Parameters, Problem, Scheduled
 from sartor.plans.registry import Scheme, find
 from sartor.plans.stage import Stage
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
+
+OF_ROUNDS = ("rounds", "jorgensen", "adapdp")
+"""Schemes whose stages are rounds that coins decide who is in."""
 
 _NUDGE = 1e-9
 _MOST_TRIALS = 8  # of lowered budgets
@@ -62,7 +65,8 @@ def plan(
 
     `batch` is the expected size of a batch, `clip` the clip norm (its mean over holders, where clips are personal). `public_rate` and
     `public_clip` are caps for public records; without them those are treated as the most open finite group. Schemes and their options:
-    `scale`, `sample`, `uniform`, `hybrid` (`mix` in [0, 1], or `max_excess`), `exclude` (`threshold`), `sequential` (`order`).
+    `scale`, `sample`, `uniform`, `hybrid` (`mix` in [0, 1], or `max_excess`), `exclude` (`threshold`), `sequential` (`order`), `rounds` and
+    `adapdp` (`rounds`, `spread`, `threshold`), `jorgensen` (`threshold`).
 
     Where holders have several records, `batch` counts holders. `ownership` says whose the records are, so that the plan knows how many
     there are; of a drawn holder at most `records_per_holder` distinct ones enter a step, drawn at random (all of them, unless given), and
@@ -87,8 +91,11 @@ def plan(
         if refresh is not None or full_steps is not None or tuple(ladder) != LADDER:
             raise SartorError('refresh, full_steps and ladder are a filter\'s: give filter="ladder".')
         if chosen.name == "equal":
-            raise SartorError('scheme "equal" treats all budgets alike, so only units can tell them apart: give filter="ladder".')
-    elif _is_filtered(filter, name, steps, refresh, full_steps, ladder, options):
+            raise SartorError(
+                'scheme "equal" treats all budgets alike, so only units can tell them apart: give it a filter (filter="ladder"; on the '
+                "command line --filter or --individual ladder)."
+            )
+    elif _is_filtered(filter, name, steps, refresh, full_steps, ladder, options) or chosen.name == "equal":
         asked = Asked(filter, int(cast("int", refresh)), int(cast("int", full_steps)), tuple(ladder))
         made = _filtered(budgets, chosen, int(steps), float(batch), float(clip), name, (public_rate, public_clip), options, lent, asked)
         _warn(made)
@@ -116,8 +123,10 @@ def _is_filtered(
         if not isinstance(value, Integral) or isinstance(value, bool) or not 1 <= value <= steps:
             raise SartorError(f"a filter needs {name}, a whole number from 1 to the {steps} steps, not {value!r}.")
     whole = [cost for cost in ladder if isinstance(cost, Integral) and not isinstance(cost, bool) and cost >= 1]
-    if not whole or len(whole) != len(ladder) or any(low >= high for low, high in pairwise(whole)):
-        raise SartorError(f"a ladder is the whole costs of its rungs, ascending, like {LADDER}: the last is that of full norm.")
+    if not whole or len(whole) != len(ladder) or any(low >= high for low, high in pairwise(whole)) or whole[-1] > MOST_UNITS:
+        raise SartorError(
+            f"a ladder is the whole costs of its rungs, ascending to at most {MOST_UNITS:g}, like {LADDER}: the last is that of full norm."
+        )
     if filter == "renyi" and accountant != rdp.NAME:
         raise SartorError('a Rényi filter is judged by Rényi divergences: give accountant="rdp", or filter="ladder".')
     if "max_excess" in options:
@@ -200,6 +209,9 @@ def _made(
         return _without_noise(frame, groups, caps, steps, batch, clip)
     problem = _problem(groups, finite, budgets.reserve, steps, batch, accountant, caps)
     found = scheme.solve(problem, **options)
+    if isinstance(found, Scheduled):
+        frame["options"] = {**plain_options(options), **found.options}
+        return Plan(**frame, stages=_rounds(problem, found, finite, clip, caps))
     return Plan(**frame, stages=_complete(problem, found, groups, finite, clip, caps))
 
 
@@ -220,6 +232,10 @@ def _filtered(
         raise SartorError(
             'scheme "sequential" gives each group a turn of its own, and a filter is for runs that everybody is in throughout.'
         )
+    if scheme.name in OF_ROUNDS:
+        raise SartorError(
+            f'scheme "{scheme.name}" decides by coins who is in a round, and a filter is for runs that everybody is in throughout.'
+        )
     groups = budgets.groups
     finite = np.isfinite(groups.epsilon)
     if not finite.any():
@@ -231,7 +247,7 @@ def _filtered(
     lowered = np.full(len(level), level.max()) if by_budget else level * (1 if few else 1 - _USUALLY_MORE)
     for _ in range(_MOST_TRIALS):
         trial = replace(problem, epsilon=lowered, delta=at)
-        stages = _complete(trial, scheme.solve(trial, **options), groups, finite, clip, caps)
+        stages = _complete(trial, _parameters(scheme, trial, options), groups, finite, clip, caps)
         stage = Stage(steps, stages[0].noise_multiplier, stages[0].rate, stages[0].clips)
         noise = stage.noise_multiplier * clip / stage.clips
         filter, spent = priced(asked, stage.rate[finite], noise[finite], level, at, accountant, steps, by_budget=by_budget)
@@ -253,6 +269,13 @@ def _filtered(
         filter=with_public(filter, finite, steps),
         **lent,
     )
+
+
+def _parameters(scheme: Scheme, problem: Problem, options: dict[str, Any]) -> Parameters:
+    """What a scheme without rounds says."""
+    found = scheme.solve(problem, **options)
+    assert isinstance(found, Parameters)
+    return found
 
 
 def _problem(
@@ -328,6 +351,33 @@ def _complete(
     return tuple(stages_of_turns(problem.steps, noise / clip, rates, norms, found.first[place], found.last[place]))
 
 
+def _rounds(
+    problem: Problem, found: Scheduled, finite: NDArray[np.bool_], clip: float, caps: tuple[float | None, float | None]
+) -> tuple[Stage, ...]:
+    """From the finite groups' rounds to stages with everybody's; public records toss the coins of the most open group, or none."""
+    place = np.zeros(len(finite), np.intp)
+    place[finite] = np.arange(len(problem.epsilon))
+    place[~finite] = _most_open(problem.epsilon, problem.delta)
+    stages = []
+    for one in found.rounds:
+        rates, chance, clips = np.full(len(finite), one.rate), one.inclusion[place], np.full(len(finite), clip)
+        if caps[0] is not None:
+            rates[~finite], chance[~finite] = caps[0], 1.0
+        if caps[1] is not None:
+            clips[~finite] = caps[1]
+        named = np.flatnonzero(chance > 0)
+        stages.append(Stage(one.steps, one.noise_multiplier, rates[named], clips[named], named, chance[named]))
+    return tuple(stages)
+
+
+def plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as a document has them: of several numbers, a list of plain ones."""
+    return {
+        name: [float(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+        for name, value in options.items()
+    }
+
+
 def _nudged(problem: Problem, rate: Array, clips: Array, noise: float, found: Parameters) -> tuple[Array, Array]:
     """Undo what rounding of the last digit may have added: a clip a billionth smaller never costs more."""
     taken = problem.steps if found.first is None or found.last is None else found.last - found.first
@@ -395,6 +445,13 @@ def _warn(made: Plan) -> None:
         )
         warnings.warn(LargeDelta(message), stacklevel=3)
     finite = np.isfinite(made.epsilon)
+    allowed = spendable(made.epsilon, made.reserve)[finite]
+    if made.filter is not None and made.filter.full_steps % made.filter.refresh and np.any(made.spent[finite] < 0.99 * allowed):
+        message = (
+            f"stretches of {made.filter.refresh} steps do not divide the {made.filter.full_steps} that full norm pays for, so a part of "
+            "the budgets stays unspent; choose full_steps as a multiple of refresh."
+        )
+        warnings.warn(Unspent(message), stacklevel=3)
     if made.scheme == "sample" and int(finite.sum()) > 1 and np.all(made.rate[finite] == 1):
         message = (
             "the batch is everybody, so sampling cannot tell budgets apart, and all get the noise of the strictest; "

@@ -31,7 +31,7 @@ from sartor.accounting import spend_on
 from sartor.accounting.use import probability_of_use
 from sartor.budgets import spendable
 from sartor.errors import SartorError
-from sartor.exposure import MOST_RECORDS, Composition, Exposure, SampledGaussian, SampledRecords
+from sartor.exposure import MOST_RECORDS, Composition, Exposure, Filtered, SampledGaussian, SampledRecords
 from sartor.plans.plan import Plan
 
 Array = NDArray[np.float64]
@@ -43,6 +43,11 @@ COINS = (
     "what that costs a person who owns several is not computed."
 )
 """Why some plans are refused."""
+FILTERED = (
+    "this plan has a filter, and by record each record would have units of its own: what that costs a person who owns several is not "
+    "computed."
+)
+"""Why others are."""
 
 
 def person_exposure(plan: Plan, group: int, records: int, steps: int | None = None) -> Exposure:
@@ -97,4 +102,4 @@ def _of_each(exposure: Exposure, records: int) -> Exposure:
         return Composition(tuple(_of_each(part, records) for part in exposure.parts))
     if isinstance(exposure, SampledGaussian):
         return SampledRecords(records, exposure.rate, exposure.noise_multiplier, exposure.steps, exposure.relation)
-    raise SartorError(COINS)
+    raise SartorError(FILTERED if isinstance(exposure, Filtered) else COINS)

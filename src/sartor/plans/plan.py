@@ -306,7 +306,8 @@ class Plan:
             mechanism = float(parts.rate[group]), float(parts.noise_multiplier[group])
             return self.filter.exposure(group, *mechanism, self.steps if steps is None else steps, self.relation)
         rows = order[begin[group] : begin[group + 1]]
-        taken = parts.taken(self.steps if steps is None else steps)[rows].tolist()
+        first, last = parts.first[rows], parts.last[rows]
+        taken = np.clip((self.steps if steps is None else steps) - first, 0, last - first).tolist()
         found: list[Exposure] = []
         for row, count in zip(rows.tolist(), taken, strict=True):
             if count or len(rows) == 1:

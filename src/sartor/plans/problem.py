@@ -6,7 +6,9 @@ they count as members of the most open finite group, with caps of the caller's t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +49,34 @@ class Parameters:
     noise_multiplier: Array
     first: Counts | None = None
     last: Counts | None = None
+
+
+class OneRound(Protocol):
+    """A stage with one rate, noise and clip for all, and of each group the probability of taking part in it."""
+
+    @property
+    def steps(self) -> int:
+        """How many it has."""
+
+    @property
+    def rate(self) -> float:
+        """Of those who take part."""
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise over the plan's clip."""
+
+    @property
+    def inclusion(self) -> Array:
+        """By group."""
+
+
+@dataclass(frozen=True, repr=False)
+class Scheduled:
+    """A schedule of rounds, and what the plan is to say of it beside the options that were given."""
+
+    rounds: Sequence[OneRound]
+    options: Mapping[str, Any]
 
 
 def everyone(value: float, like: Array) -> Array:

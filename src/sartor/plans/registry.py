@@ -1,14 +1,16 @@
-"""The schemes by name. A scheme turns a `Problem` into `Parameters`; the plan is built and checked around it."""
+"""The schemes by name. A scheme turns a `Problem` into `Parameters`, or a schedule of rounds; the plan is built and checked around it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sartor.errors import SartorError
-from sartor.plans.problem import Parameters
+from sartor.plans.problem import Parameters, Scheduled
 
-Solver = Callable[..., Parameters]
+Solver = Callable[..., Parameters | Scheduled]
+_S = TypeVar("_S", bound=Solver)
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,10 @@ class Scheme:
 _SCHEMES: dict[str, Scheme] = {}
 
 
-def register(name: str, *, options: tuple[str, ...] = ()) -> Callable[[Solver], Solver]:
+def register(name: str, *, options: tuple[str, ...] = ()) -> Callable[[_S], _S]:
     """Make a scheme known under a name."""
 
-    def keep(solve: Solver) -> Solver:
+    def keep(solve: _S) -> _S:
         _SCHEMES[name] = Scheme(name, solve, options)
         return solve
 

@@ -1,0 +1,132 @@
+"""The published form: it says what it really spends, warns, and nothing trains by it unasked."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import sartor
+from sartor.accounting import SampledGaussian, coins, noise_for
+from sartor.accounting import rounds as quick
+from sartor.plans.published import Published, published
+from sartor.sgd import fit_published
+from sartor_testing import rounds_reference as reference
+
+BUDGETS = sartor.Budgets.from_groups([(0.5, 60), (0.8, 40), (1.0, 50)], delta=1e-5)
+
+
+def made(rounds=3, scheme="rounds", **others) -> Published:
+    with pytest.warns(sartor.Unsound):
+        return published(BUDGETS, scheme, **{"steps": 12, "batch": 20, "rounds": rounds, "seed": 1, **others})
+
+
+def test_promises_are_budgets_at_the_delta_of_all_rounds():
+    one, more = made(1, threshold=[0.9]), made(4, threshold=[0.9] * 4)
+    assert np.all(one.really_spends <= one.promised * 1.002)  # a single round keeps its promise
+    assert np.all(more.really_spends <= 0.9 * 1.01 + 1e-9)  # nobody is drawn twice who had less than the threshold
+    assert more.promised.tolist() == [0.5, 0.8, 1.0]
+    assert more.promised_delta == pytest.approx(4e-5)
+
+
+def test_what_it_really_spends_is_what_a_mixture_over_the_round_that_draws_one_says():
+    """Two rounds of Gaussian steps, by dp_accounting's losses and an explicit mixture over the coins, on a grid of two dimensions."""
+    tau, budget, delta = 0.8, 0.5, 1e-3
+    noise = noise_for(tau, delta / 2, rate=1.0, steps=4)
+    mu = 2 / noise
+    x = np.linspace(-8, 8 + mu, 1201)
+    q = np.exp(-(x**2) / 2)
+    q /= q.sum()
+    ratio, pi = np.exp(mu * x - mu**2 / 2), np.expm1(budget) / np.expm1(tau)
+    whole = pi * ratio[:, None] + (1 - pi) * (pi * ratio[None, :] + (1 - pi))
+    truth = reference.from_laws((whole * np.outer(q, q)).ravel(), np.outer(q, q).ravel(), delta)
+    grid = quick.Grid(0.004, delta, 2)
+    law = coins.Law.of_losses(quick.inner(1.0, noise, 4, grid))
+    found = coins.published([law, law], [tau, tau], budget, grid.step).epsilon(delta)
+    assert found == pytest.approx(truth, rel=0.005)
+
+
+def test_its_document_and_table_say_that_it_is_not_sound():
+    form = made(3)
+    document = json.loads(json.dumps(form.to_json()))
+    assert document["sound"] is False
+    assert document["form"] == "published"
+    assert [group["promised"] for group in document["groups"]] == [0.5, 0.8, 1.0]
+    assert [group["really_spends"] for group in document["groups"]] == pytest.approx(form.really_spends.tolist())
+    assert "NOT SOUND" in str(form)
+    assert "drawn" not in json.dumps(document) + repr(form)
+
+
+def test_who_is_drawn_is_charged_the_threshold_and_who_is_not_keeps_everything():
+    form = made(5)
+    left = BUDGETS.epsilon.copy()
+    for one in form.rounds:
+        alive = left[left > 0]
+        assert alive.min() - 1e-3 <= one.threshold <= alive.max() + 1e-3
+        assert np.all(left[one.drawn] > 0)
+        assert set(np.flatnonzero(left >= one.threshold)) <= set(one.drawn.tolist())
+        assert one.rate == pytest.approx(min(1.0, 20 / len(one.drawn)))
+        left[one.drawn] = np.maximum(left[one.drawn] - one.threshold, 0)
+        left[left < 1e-9] = 0
+
+
+def test_neither_fit_nor_make_private_takes_it_and_no_plan_can_be_made_of_it():
+    form, model = made(2), torch.nn.Linear(3, 2)
+    data = TensorDataset(torch.zeros(150, 3), torch.zeros(150, dtype=torch.long))
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(sartor.SartorError, match="published form"):
+        sartor.fit(model, data, BUDGETS, form)
+    with pytest.raises(sartor.SartorError, match="published form"):
+        sartor.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), data, BUDGETS, form)
+    assert not isinstance(form, sartor.Plan)
+    with pytest.raises(sartor.SartorError):
+        sartor.Plan.from_json(form.to_json())
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["rounds", "adapdp"])
+def test_it_trains_where_it_is_said_that_it_is_unsound(scheme):
+    form, model = made(2, scheme), torch.nn.Linear(3, 2)
+    data = TensorDataset(torch.randn(150, 3), torch.zeros(150, dtype=torch.long))
+    open_data = TensorDataset(torch.randn(20, 3), torch.zeros(20, dtype=torch.long))
+    with pytest.raises(sartor.SartorError, match="unsound=True"):
+        fit_published(model, data, BUDGETS, form, unsound=False)
+    result = fit_published(model, data, BUDGETS, form, unsound=True, public=open_data, lr=0.1, seed=3, progress=False)
+    assert result.steps == 12
+    assert result.sound is False
+    with pytest.raises(sartor.SartorError, match="not the budgets"):
+        fit_published(model, data, sartor.Budgets.from_groups([(0.5, 150)], delta=1e-5), form, unsound=True)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"scheme": "scale"}, {"rounds": 0}, {"rounds": 13}, {"batch": 151}, {"threshold": "no"}, {"threshold": [0.5]}]
+)
+def test_what_makes_no_sense_is_refused(wrong):
+    with pytest.raises(sartor.SartorError):
+        published(BUDGETS, **{"scheme": "rounds", "steps": 12, "batch": 20, "rounds": 2, **wrong})
+    with pytest.raises(sartor.SartorError, match="public"):
+        published(sartor.Budgets([1.0, np.inf], delta=1e-5), steps=3, batch=1, rounds=1)
+
+
+# --- mutations of a sound plan: what must not be accepted as one ---
+
+
+def test_a_plan_that_charges_only_the_drawn_is_refused_as_overspending():
+    """The coins of the published form, taken as those of a sound schedule: each round's budget is the whole one."""
+    plan = sartor.plan(BUDGETS, "rounds", steps=12, batch=20, threshold=[0.9] * 3, spread="even")
+    mechanism = plan.exposure(2).parts[0] if not isinstance(plan.exposure(2), SampledGaussian) else plan.exposure(2)
+    tau_noise = noise_for(0.9, 1e-5, rate=mechanism.rate, steps=4)
+    chance = [coins.chance_of(eps, 0.9) for eps in (0.5, 0.8, 1.0)]
+    stages = [dataclasses.replace(stage, noise_multiplier=tau_noise, inclusion=chance) for stage in plan.stages]
+    with pytest.raises(sartor.Overspent):
+        dataclasses.replace(plan, stages=stages)
+
+
+def test_nothing_of_a_sound_plan_follows_from_who_is_drawn():
+    """A plan is made without a stream, and again it is the same; the published form is not."""
+    plans = [sartor.plan(BUDGETS, "rounds", steps=12, batch=20, rounds=3) for _ in range(2)]
+    assert plans[0] == plans[1]
+    taus = [tuple(one.threshold for one in made(4, seed=seed, threshold="adaptive").rounds) for seed in range(3)]
+    assert len(set(taus)) > 1
