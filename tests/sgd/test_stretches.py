@@ -11,7 +11,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 import sartor
 from sartor import federated
+from sartor.accounting import rdp
 from sartor.errors import SartorError
+from sartor.individual import costs
 from sartor.run.sampling import Draw, PoissonSampler
 from sartor.sgd import Stream
 from sartor.sgd import norms as norming
@@ -119,7 +121,8 @@ def test_when_everybody_rests_steps_are_noise_and_go_on_to_the_end():
     plan = filtered(steps=60, refresh=3, full_steps=3)
     model, optimizer, loader = tracked(plan)
     moved = []
-    for batch in loader:
+    for step, batch in enumerate(loader):
+        assert len(loader) == 60 - step
         before = flat(model).clone()
         take(model, optimizer, batch)
         moved.append(flat(model) - before)
@@ -239,9 +242,18 @@ def test_norms_of_holders_with_several_records(size, most, combine):
         assert found[holder] == pytest.approx(float(torch.cat([g.flatten() for g in own]).norm()), rel=1e-4)
 
 
+class Drawing(nn.Module):
+    """Takes a random number wherever it is, in a pass over everybody as well."""
+
+    def forward(self, inputs):
+        torch.rand(1)
+        return inputs
+
+
 def test_a_pass_over_everybody_leaves_the_runs_random_numbers_alone():
     def end(**settings):
-        return flat(fitted(sartor.plan(people(), steps=6, batch=20, clip=CLIP), **settings).model)
+        plan = sartor.plan(people(), steps=6, batch=20, clip=CLIP)
+        return flat(fitted(plan, model=nn.Sequential(Drawing(), dropping()), **settings).model)
 
     assert torch.equal(end(), end(tracking=sartor.Tracking("estimate", 2)))
 
@@ -258,6 +270,21 @@ def test_norms_that_follow_others_are_refused():
     _, _, loader = tracked(collate=Sorting(), check=False)
     with pytest.raises(SartorError, match="alone and beside others"):
         next(iter(loader))
+
+
+def test_who_is_looked_at_alone_follows_the_runs_secret(monkeypatch):
+    alone = []
+    norms = Norms._norms
+    monkeypatch.setattr(
+        Norms, "_norms", lambda self, holders, size: (alone.extend(holders if len(holders) == 1 else []), norms(self, holders, size))[1]
+    )
+    found = []
+    for seed in (1, 1, 2):
+        alone.clear()
+        next(iter(tracked(seed=seed)[2]))
+        found.append(list(alone))
+    assert len(found[0]) == 4
+    assert found[0] == found[1] != found[2]
 
 
 def test_who_is_not_finite_needs_the_highest_rung():
@@ -301,6 +328,23 @@ def test_strict_readings_clip_each_holder_at_their_tracked_norm(monkeypatch):
     draw = stretches.within(loader.draws.sampler.draw(0))
     assert np.allclose(draw.clips, (fraction * clips)[draw.indices])
     assert len(first[0])
+
+
+def test_a_filters_reading_is_of_the_rungs_that_clip_and_not_of_the_norms_below_them():
+    plan = filtered(ladder=(5, 16))
+    model, optimizer, loader = tracked(plan)
+    levels = loader.draws.stretches._costs.levels
+    assert np.any(levels.values[levels.nearest(plan.filter.rungs)] < plan.filter.rungs)  # rungs lie between levels
+    values, seen = levels.values, 0
+    for batch in loader:
+        state = loader.draws.stretches.state()[1]
+        if len(state["levels"]):  # the last stretch's are added up already
+            charged, rungs = values[state["levels"][-1].numpy()], state["fraction"].numpy()
+            assert np.all(charged >= rungs)
+            assert np.all(charged <= 1.001 * rungs)
+            seen += 1
+        take(model, optimizer, batch)
+    assert seen > 2 * REFRESH
 
 
 def test_estimates_leave_the_run_as_it_is():
@@ -465,3 +509,66 @@ def test_the_pass_is_bounded_by_the_physical_batch(monkeypatch):
     _, _, loader = tracked(max_physical_batch=7)
     next(iter(loader))
     assert max(seen) <= 7
+
+
+# -- many budgets
+
+
+def _different(count):
+    return sartor.Budgets(epsilon=np.random.default_rng(8).permutation(np.geomspace(1.0, 1.3 if count < 100 else 3.0, count)), delta=1e-5)
+
+
+def _run_alone(plan, budgets, norms):
+    """The stretches of a run without its steps, where everybody's norms are given."""
+    refresh = plan.filter.refresh
+    stretches = Stretches(plan, budgets, "ladder", refresh, lambda count, step: norms[step // refresh] * plan.clip)
+    rungs = []
+    for step in range(0, plan.steps, refresh):
+        stretches.begin(step)
+        rungs.append(stretches.state()[1]["fraction"].numpy().copy())
+    return stretches, np.array(rungs)
+
+
+def _cost(plan, group, rungs):
+    """Rényi's epsilon of stretches at these rungs, computed for one holder alone."""
+    used = rungs[rungs > 0]
+    noise = plan.noise / plan.clips[group] / used
+    each = rdp.sampled_gaussian(plan.rate[group], noise, rdp.ORDERS).sum(axis=0) * plan.filter.refresh
+    return rdp.to_epsilon(each[None], rdp.ORDERS, plan.delta[[group]])[0]
+
+
+@pytest.mark.parametrize(("count", "tables"), [(12, 3), pytest.param(60_000, costs.MOST_RATES, marks=pytest.mark.long)])
+def test_a_filter_serves_more_budgets_by_sampling_than_there_are_tables(count, tables, monkeypatch):
+    monkeypatch.setattr(costs, "MOST_RATES", tables)
+    budgets = _different(count)
+    asked = {"steps": 5_000, "batch": count * 0.01, "filter": "ladder", "refresh": 250, "full_steps": 3_000, "accountant": "rdp"}
+    plan = sartor.plan(budgets, "sample", **asked)
+    assert len(np.unique(plan.rate)) == min(count, 128) > tables
+    norms = np.random.default_rng(9).lognormal(-0.7, 0.8, (20, count))
+    stretches, rungs = _run_alone(plan, budgets, norms)
+    assert stretches.state()[1]["left"].min() >= 0
+    assert 0 < np.mean(rungs[-1] == 0) < 1
+    found, group = stretches.reading(), plan.groups_of(budgets)
+    assert np.all(found.epsilon <= found.guarantee)
+    some = np.arange(0, count, max(1, count // 12))
+    exact = np.array([_cost(plan, group[holder], rungs[:, holder]) for holder in some])
+    assert np.all(found.epsilon[some] >= np.minimum(exact, found.guarantee[some]))
+    assert np.all(found.epsilon[some] <= exact * (1.02 if tables == 3 else 1.001))
+
+
+def test_a_run_with_more_budgets_than_tables_goes_on_to_the_last_bit(monkeypatch):
+    monkeypatch.setattr(costs, "MOST_RATES", 2)
+    budgets = _different(8)
+    asked = {"steps": 100, "batch": 0.1, "filter": "ladder", "refresh": 5, "full_steps": 60, "accountant": "rdp"}
+    plan = sartor.plan(budgets, "sample", **asked)
+    norms = np.random.default_rng(9).lognormal(-0.7, 0.8, (20, 8)) * plan.clip
+    whole, again = (Stretches(plan, budgets, "ladder", 5, lambda count, step: norms[step // 5]) for _ in range(2))
+    for step in range(0, 100, 5):
+        whole.begin(step)
+        again.begin(step)
+        document, tensors = again.state()
+        again = Stretches(plan, budgets, "ladder", 5, lambda count, step: norms[step // 5])
+        again.restore(document, tensors)
+    assert whole.reading().epsilon.tobytes() == again.reading().epsilon.tobytes()
+    for name, value in whole.state()[1].items():
+        assert value.numpy().tobytes() == again.state()[1][name].numpy().tobytes()

@@ -10,7 +10,9 @@ record, a key or a budget, nor how many rows somebody has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from torch.utils.data import TensorDataset
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.ownership import Ownership
+from sartor.run import sealed
 
 ONE_ROW = "one training row"
 
@@ -31,7 +34,8 @@ class Data:
     `vocabulary` is how many tokens there are, padding (token 0) included, where inputs are tokens. `holders` are the names of the holders,
     where the source has any, each once. `ownership` says whose the training rows are; it is None where each is a holder's only one.
     `held_out` are private rows that are not trained on, of holders who have no training row. `notes` say in words what a reader of results
-    should know about the source, and `one_holder` what counts as one holder.
+    should know about the source, and `one_holder` what counts as one holder. `labels` name the classes, where the names are public.
+    `attributes` are further columns that were asked for, with one text for each training row.
     """
 
     name: str
@@ -46,6 +50,8 @@ class Data:
     held_out: TensorDataset | None = None
     ownership: Ownership | None = None
     one_holder: str = ONE_ROW
+    labels: tuple[str, ...] | None = None
+    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.ownership is not None and len(self.ownership) != len(self.train):
@@ -67,6 +73,22 @@ class Data:
     def people(self) -> int:
         """How many holders there are."""
         return len(self.train) if self.ownership is None else self.ownership.holders
+
+    @property
+    def names_of_classes(self) -> tuple[str, ...]:
+        """A public name for each class: its own, or its number among the outputs of the model, which everybody sees."""
+        return tuple(str(place) for place in range(self.classes)) if self.labels is None else self.labels
+
+    def fingerprint(self) -> str:
+        """By which the same training rows of the same holders, in the same order, are known again. Sensitive: it follows from the rows."""
+        return sealed.digest(self._content())
+
+    def _content(self) -> Iterator[bytes]:
+        owners = None if self.ownership is None else self.ownership.of_record.tolist()
+        shapes = [list(tensor.shape) for tensor in self.train.tensors]
+        yield json.dumps([shapes, self.holders, owners]).encode()
+        for tensor in self.train.tensors:
+            yield np.ascontiguousarray(tensor.numpy()).tobytes()
 
     def __repr__(self) -> str:
         rows = f"{len(self.train)} training and {len(self.test)} test rows"

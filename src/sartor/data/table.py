@@ -64,6 +64,7 @@ def read_table(
     test_share: float = 0.0,
     seed: int = 0,
     drop: Sequence[str] = (),
+    attributes: Sequence[str] = (),
 ) -> Data:
     """Read a CSV or Parquet table. A row is a holder, or all rows with one name in `id_column` are.
 
@@ -72,7 +73,8 @@ def read_table(
     or NaN) becomes the middle of its bounds, and is an error where bounds are not given; a missing or unlisted category is a row of zeros.
     `budget_column` holds epsilons, which need `delta`, or levels of the `policy`, and is refused where rows of one holder differ, unless
     the `strictest` of them is to hold; `budgets` are found by the id instead, or are in the order of the rows. `test` is a table of public
-    rows; `test_share` of the private holders are held out with all of their rows, which are not public.
+    rows; `test_share` of the private holders are held out with all of their rows, which are not public. `attributes` are columns to be
+    kept as they are, beside the features.
 
     Guarantee: with bounds, categories and classes given, a training row's features and label depend on that row alone.
     Breaks if: `PrivateScaling` was warned of; or bounds, categories or classes were chosen by looking at the rows.
@@ -83,7 +85,7 @@ def read_table(
         raise SartorError("budgets are given twice: give either a column of the table or budgets.")
     table = read_columns(path)
     reserved = [column for column in (target, id_column, budget_column) if column is not None]
-    _check_columns(Path(path).name, table, [*reserved, *drop, *(features or ()), *(bounds or ()), *(categories or ())])
+    _check_columns(Path(path).name, table, [*reserved, *drop, *(features or ()), *(bounds or ()), *(categories or ()), *attributes])
     listed = {*reserved, *drop, *(bounds or ()), *(categories or ())}
     named = [column for column in by_name(table) if column not in listed] if features is None else []
     chosen = _features(table, features, reserved, [*drop, *named])
@@ -116,6 +118,8 @@ def read_table(
         held_out=apart if len(held) else None,
         ownership=people.ownership,
         one_holder=ONE_ROW if people.ownership is None else f'all rows that name them in "{id_column}"',
+        labels=None if classes is None else tuple(encoding.classes),
+        attributes={name: tuple(own[name]) for name in attributes},
     )
 
 

@@ -5,14 +5,17 @@ from sartor.run.account import Account, RunAccount
 from sartor.run.stream import Stream
 from sartor.sgd.checkpoint import Changed, NotSaved, OtherEnvironment
 from sartor.sgd.loader import PrivateLoader
+from sartor.sgd.members import Average, fit_members
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.options import Checkpoints, Evaluation, Execution, Tracking
 from sartor.sgd.private import make_private, unwrap
+from sartor.sgd.published import PublishedResult, fit_published
 from sartor.sgd.run import NotFinite, OutOfTurn
 from sartor.sgd.training import Progress, Result, Sensitive, evaluate, fit
 
 __all__ = [
     "Account",
+    "Average",
     "Changed",
     "Checkpoints",
     "Evaluation",
@@ -25,6 +28,7 @@ __all__ = [
     "PrivateLoader",
     "PrivateOptimizer",
     "Progress",
+    "PublishedResult",
     "Result",
     "RunAccount",
     "Sensitive",
@@ -32,6 +36,8 @@ __all__ = [
     "Tracking",
     "evaluate",
     "fit",
+    "fit_members",
+    "fit_published",
     "make_private",
     "unwrap",
 ]

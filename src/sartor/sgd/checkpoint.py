@@ -28,6 +28,7 @@ import shutil
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,7 @@ def _settings(optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any
         "largest physical batch": loader.draws.size,  # dropout and random changes to records are drawn piece by piece
         "scheduler": lasting(scheduler),
         "tracking of norms": None if loader.draws.stretches is None else list(loader.draws.stretches.way),
+        "loss of tracked norms": None if loader.draws.stretches is None else loader.draws.stretches.loss,
     }
 
 
@@ -191,6 +193,23 @@ def save_checkpoint(
     _remove_others(root, name)
     if not run.left:
         run.locks.pop(root.resolve()).close()
+    elif stretches is not None and (stretches.charged is None or isinstance(stretches.charged, _Again)):
+        stretches.charged = _Again(folder, optimizer, loader, of, scheduler, public)
+
+
+@dataclass(frozen=True, eq=False)
+class _Again:
+    """Writes a checkpoint as it was written last, when a stretch was charged: a run that has one must never forget a charge."""
+
+    folder: str | os.PathLike[str]
+    optimizer: PrivateOptimizer = field(repr=False)
+    loader: PrivateLoader = field(repr=False)
+    of: dict[str, str]
+    scheduler: Any = field(repr=False)
+    public: Mapping[str, Any] | None
+
+    def __call__(self) -> None:
+        save_checkpoint(self.folder, self.optimizer, self.loader, self.of, self.scheduler, self.public)
 
 
 def _hold(run: Run, root: Path) -> None:
@@ -296,7 +315,7 @@ def is_begun(folder: str | os.PathLike[str]) -> bool:
     """
     root = Path(folder)
     names = [path.name for path in root.iterdir()] if root.is_dir() else []
-    return bool({_CURRENT, _MARK} & set(names)) or any(_OURS.fullmatch(name) and not name.startswith("step-0-") for name in names)
+    return bool({_CURRENT, _MARK} & set(names)) or any(_OURS.fullmatch(name) and not name.startswith(("step-0-", ".")) for name in names)
 
 
 def refuse_begun(folder: str | os.PathLike[str]) -> None:
@@ -406,6 +425,7 @@ class Checkpoint:
         _fill_optimizer(optimizer, load(self._tensors["optimizer.safetensors"]), _from_json(document["optimizer"]))
         if loader.draws.stretches is not None:
             loader.draws.stretches.restore(document["tracked"], load(self._tensors[_TRACKED]))
+            loader.draws.stretches.charged = _Again(self._root, optimizer, loader, document["of"], scheduler, self.public)
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(document["random"]), dtype=torch.uint8))
         run.resume_at(int(document["steps"]))
 

@@ -55,11 +55,7 @@ def seeded(seed: int, generators: Sequence[Any] = ()) -> Iterator[None]:
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     states = [_state(generator) for generator in generators]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        random.seed(seed)
-        for number, generator in enumerate(generators):
-            _seed(generator, np.random.SeedSequence((seed, number)))
+        reseed(seed, generators)
         try:
             yield
         finally:
@@ -67,6 +63,15 @@ def seeded(seed: int, generators: Sequence[Any] = ()) -> Iterator[None]:
             random.setstate(python_state)
             for generator, state in zip(generators, states, strict=True):
                 _put_back(generator, state)
+
+
+def reseed(seed: int, generators: Sequence[Any] = ()) -> None:
+    """Begin the common random numbers and those of these generators anew, inside of `seeded`."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
+    for number, generator in enumerate(generators):
+        _seed(generator, np.random.SeedSequence((seed, number)))
 
 
 def own(*owners: Any) -> list[Any]:

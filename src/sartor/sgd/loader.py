@@ -22,7 +22,7 @@ from sartor.ownership import Ownership
 from sartor.sgd.alone import SEEDS, Alone, Pair, places
 from sartor.sgd.changes import Path, changed, follow, state
 from sartor.sgd.check import Unchecked
-from sartor.sgd.generators import repeatable
+from sartor.sgd.generators import own, repeatable, reseed
 from sartor.sgd.pieces import Draws, Piece
 from sartor.sgd.pristine import Pristine
 from sartor.sgd.reach import Reach
@@ -177,8 +177,8 @@ class PrivateLoader:
             warnings.warn(sentence, Unchecked, stacklevel=4)
 
     def batch(self, indices: Sequence[int], seed: int) -> Any:
-        """Records as a batch of them would be, for whoever looks at everybody."""
-        return _Fetched(self.dataset, self.collate).batch(indices, seed)
+        """Records as a batch of them would be, for whoever looks at everybody; random changes to each follow the seed and it alone."""
+        return _Fetched(self.dataset, self.collate).batch(indices, seed, apart=True)
 
     def reading(self) -> Reading:
         """What each holder's gradients have cost so far, where norms are tracked. Sensitive: it is of private data, without noise."""
@@ -224,12 +224,14 @@ class _Fetched(Dataset[Any]):
         """Whether records are rows of tensors, collated by nobody."""
         return type(self.dataset) is TensorDataset and self._collate is None
 
-    def batch(self, indices: Sequence[int], seed: int) -> Any:
+    def batch(self, indices: Sequence[int], seed: int, *, apart: bool = False) -> Any:
         """Records as one batch. Random changes to them follow the seed, so that they are the same in any number of workers and when a run
-        resumes."""
+        resumes; `apart`, those to each record are the same whoever else is in the batch."""
         if self.is_plain:
             rows = torch.tensor(indices)
             return [tensor[rows] for tensor in self.dataset.tensors]  # type: ignore[attr-defined]
+        if apart:
+            return self.collate(self._under(seed, lambda: [item for i in indices for item in self._by_itself(i, seed + i)]), seed)
         return self._under(seed, lambda: (self._collate or default_collate)(self._records(indices)))
 
     def fetch(self, indices: Sequence[int], seed: int) -> list[Any]:
@@ -240,6 +242,10 @@ class _Fetched(Dataset[Any]):
     def collate(self, items: list[Any], seed: int) -> Any:
         """Records as one batch, likewise."""
         return self._under(seed, lambda: (self._collate or default_collate)(items))
+
+    def _by_itself(self, index: int, seed: int) -> list[Any]:
+        reseed(seed, own(self.dataset, self._collate))
+        return self._records([index])
 
     def _under(self, seed: int, make: Callable[[], Any]) -> Any:
         return repeatable(seed, make, self.dataset, self._collate)

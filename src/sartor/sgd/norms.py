@@ -1,7 +1,12 @@
 """Everybody's gradient norms at the released model, in one pass over the data.
 
-They follow each holder's own records and the released model alone: no coin of the run, no dropout, no batch that was drawn. A holder with
-several records has the norm of their mean or sum, as the plan combines them.
+They follow each holder's own records and the released model alone: no dropout, no batch that was drawn, and random changes to a record by
+random numbers of its own, which are the run's secret. A holder with several records has the norm of their mean or sum, as the plan combines
+them. Whom rounding could put on either side of a rung is looked at once more, alone: how a norm rounds depends on how many records are
+looked at with it, which is other people's.
+
+Breaks if: the model, the loss or a collate function mixes records; the model keeps something of them (what it keeps in parameters and
+    buffers is put back, and refused).
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from torch import Tensor
 from sartor.errors import SartorError
 from sartor.progress import bar
 from sartor.run.stream import Stream
+from sartor.sgd.check import Kept
 from sartor.sgd.gradients import PerExample
 from sartor.sgd.pieces import Draws, Piece
 
@@ -39,13 +45,19 @@ class Norms:
         self, engine: PerExample, draws: Draws, batch: Callable[..., Any], loss: Callable[[Any, Any], Tensor], stream: Stream
     ) -> None:
         self._engine, self._draws, self._batch, self._loss, self._stream = engine, draws, batch, loss, stream
+        self._kept = Kept(engine.model)
+        self._secret = 0
         self.progress = True
+        self.unsure: Callable[[Array], NDArray[np.bool_]] = lambda norms: np.zeros(len(norms), bool)
+        """Whose norm is so close to where something is decided by it that rounding could decide."""
 
     def __call__(self, holders: int, stretch: int) -> Array:
         """The norm of every holder's gradient. Sensitive: it is of private data, and without noise."""
         model = self._engine.model
         self._forget()
         modes = [(module, module.training) for module in model.modules()]
+        self._secret = int(self._stream.generator("tracked records", stretch).integers(2**62))
+        self._kept.keep()
         model.eval()
         size, found = min(self._draws.size or _RECORDS, _RECORDS), np.empty(holders)
         try:
@@ -55,6 +67,12 @@ class Norms:
                     found[part] = self._norms(part, size)
                     advance(int(part[-1]) + 1)
                 self._refuse_mixing(found, stretch, size)
+                for holder in np.flatnonzero(self.unsure(found)):
+                    found[holder] = self._norms(np.array([holder]), size)[0]
+            self._kept.refuse_changes()
+        except BaseException:
+            self._kept.put_back()
+            raise
         finally:
             self._engine.close()
             self._forget()
@@ -83,7 +101,7 @@ class Norms:
         return np.array(found)
 
     def _backward(self, piece: Piece) -> None:
-        batch = self._batch(piece.indices, piece.seed)
+        batch = self._batch(piece.indices, self._secret)
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             raise SartorError("norms are tracked for records that are pairs of input and target.")
         self._engine.open(piece.clips, piece.owners)

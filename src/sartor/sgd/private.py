@@ -16,6 +16,7 @@ from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.ownership import Ownership
 from sartor.plans import Plan
+from sartor.plans.published import REFUSED, Published
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
 from sartor.sgd.check import Kept
@@ -82,6 +83,8 @@ def make_private(
     >>> optimizer.account()
     RunAccount(3 of 3 steps)
     """
+    if isinstance(plan, Published):
+        raise SartorError(REFUSED)
     if not isinstance(budgets, Budgets) or not isinstance(plan, Plan):
         raise SartorError("make_private takes model, optimizer, dataset, budgets and plan, in this order.")
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -119,8 +122,11 @@ def make_private(
     draws = Draws(plan, sampler, source, ownership, size)
     loader = PrivateLoader(run, draws, dataset, collate=collate, workers=workers, pristine=pristine)
     if way is not None and loss is not None:
-        norms = Norms(engine, draws, loader.batch, loss if isinstance(loss, Loss) else Loss(loss), source)
-        loader.draws = replace(draws, stretches=Stretches(plan, budgets, *way, norms))
+        measure = loss if isinstance(loss, Loss) else Loss(loss)
+        norms = Norms(engine, draws, loader.batch, measure, source)
+        stretches = Stretches(plan, budgets, *way, norms, measure.name)
+        norms.unsure = stretches.unsure
+        loader.draws = replace(draws, stretches=stretches)
     return model, PrivateOptimizer(optimizer, run), loader
 
 
@@ -136,7 +142,7 @@ def _tracked(plan: Plan, tracking: Tracking | None, loss: object) -> tuple[str, 
         way = tracking.kind, tracking.refresh
     else:
         return None
-    if loss is None:
+    if not callable(loss):
         raise SartorError(
             "norms are tracked by a loss of one number per example: give loss=, from outputs and targets (records are pairs of those), or "
             "train with sartor.fit."

@@ -4,7 +4,8 @@ Before the first coin of a stretch everybody's norms are looked at, rungs chosen
 the state is on the disk, if the run has a place there; then the stretch's batches are drawn.
 
 Guarantee, with a filter: that of the plan (`sartor.accounting.filtered`). Without one no guarantee changes: clips only become smaller.
-Breaks if: a rung follows the coins of its stretch. A stretch that began is never chosen anew: whoever resumes finds its rungs.
+Breaks if: a rung follows the coins of its stretch. A stretch that began is never chosen anew: whoever resumes finds its rungs. Whoever
+    interrupts a choice half-way has taken units from some and not from others, so such a run does not go on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.individual.costs import Costs
 from sartor.individual.ladder import climb, fractions
+from sartor.individual.levels import Levels
 from sartor.individual.readings import Reading, Readings
 from sartor.plans import Plan
 from sartor.run.sampling import Draw
@@ -28,6 +30,18 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
+_CLOSE = 1e-4  # of a rung: how other records are looked at with somebody's moves their norm by far less
+
+
+def _levels(plan: Plan) -> Levels:
+    """The usual ones; with a filter no further down than its lowest rung and the differences of noise reach: nothing else is looked up."""
+    usual = Levels()
+    if plan.filter is None:
+        return usual
+    noise = plan.parts.noise_multiplier[np.isfinite(plan.parts.noise_multiplier) & (plan.parts.noise_multiplier > 0)]
+    spread = float(noise.max() / noise.min()) if len(noise) else 1.0
+    return Levels(octaves=int(min(usual.octaves, 1 + np.ceil(np.log2(spread / plan.filter.rungs.min())))))
+
 
 class Stretches:
     """The stretch at hand, for each holder: the fraction of their clip up to which they take part; and the accounts so far.
@@ -35,15 +49,18 @@ class Stretches:
     A stretch has `refresh` steps, or fewer where a stage of the plan or the run ends.
     """
 
-    def __init__(self, plan: Plan, budgets: Budgets, kind: str, refresh: int, norms: Callable[[int, int], Array]) -> None:
-        self.plan, self.kind, self.refresh = plan, kind, refresh
-        self._budgets, self._norms, self._costs = budgets, norms, Costs(plan)
+    def __init__(
+        self, plan: Plan, budgets: Budgets, kind: str, refresh: int, norms: Callable[[int, int], Array], loss: str | None = None
+    ) -> None:
+        self.plan, self.kind, self.refresh, self.loss = plan, kind, refresh, loss
+        self._budgets, self._norms, self._costs = budgets, norms, Costs(plan, _levels(plan))
         self._readings = Readings(self._costs, budgets, "estimate" if kind == "estimate" else "strict")
         self._group = self._readings.groups
         self._left = None if plan.filter is None else plan.filter.units[self._group].copy()
         self._fraction = np.ones(len(self._group))
         self._begins = 0
-        self.charged: Callable[[], None] = lambda: None
+        self._interrupted = False
+        self.charged: Callable[[], None] | None = None
         """Told when a stretch was charged, before its first coin."""
 
     @property
@@ -56,11 +73,27 @@ class Stretches:
         """How norms are tracked, and how often."""
         return self.kind, self.refresh
 
+    def unsure(self, norms: Array) -> NDArray[np.bool_]:
+        """Whose tracked norm is so close to a rung that rounding could put it on either side."""
+        if self.plan.filter is None:
+            return np.zeros(len(norms), bool)
+        with np.errstate(invalid="ignore"):
+            fraction, rungs = norms / self._readings.clips, self.plan.filter.rungs[:, :-1]  # above the highest one nothing is decided
+            close = np.abs(fraction[:, None] - rungs[self._group]) <= _CLOSE * rungs[self._group]
+            return np.asarray(np.any(close, axis=1))
+
     def begin(self, step: int) -> int:
         """Make sure that the stretch of a step is chosen and charged; the step that ends it."""
+        if self._interrupted:
+            raise SartorError(
+                "this run was interrupted while a stretch was charged, so what everybody has left is not certain: go on from its "
+                "checkpoint, if it has one."
+            )
         if step == self._until:
             self._choose(step)
-            self.charged()
+            if self.charged is not None:
+                self.charged()
+            self._interrupted = False
         if not self._begins <= step < self._until:
             raise SartorError("a stretch is chosen before its first step, and none is left out.")
         return self._until
@@ -79,6 +112,7 @@ class Stretches:
             level = readings.levels(norms)
             if self.kind == "strict":
                 clips = self._costs.levels.values[level]
+        self._interrupted = True  # until all of this is done, and on the disk
         readings.add(level, steps)
         self._fraction, self._left, self._begins = clips, left, step
 

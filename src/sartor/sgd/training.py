@@ -21,6 +21,7 @@ from sartor.errors import NoAccuracy, SartorError
 from sartor.individual.readings import Reading
 from sartor.ownership import Ownership
 from sartor.plans import Plan
+from sartor.plans.published import REFUSED, Published
 from sartor.progress import bar
 from sartor.run.account import RunAccount
 from sartor.run.stream import Stream
@@ -122,6 +123,8 @@ def fit(
     >>> result.account
     RunAccount(5 of 5 steps)
     """
+    if isinstance(plan, Published):
+        raise SartorError(REFUSED)
     checks, how = evaluation or Evaluation(), execution or Execution()
     public = checks.public
     folder = None if checkpoints is None else checkpoints.folder
@@ -201,7 +204,7 @@ def fit(
 
         saved = private.run.steps
 
-        def save(**ended: str) -> None:
+        def save(*, must: bool = False, **ended: str) -> None:
             nonlocal saved
             if folder is None:
                 return
@@ -210,6 +213,8 @@ def fit(
                 saving.save_checkpoint(folder, private, loader, of, schedule, known, over=over, loss=measure.name)
                 saved = private.run.steps
             except saving.Changed as changed:
+                if must and saving.exists(folder):
+                    raise
                 # its budgets are being spent: it goes on, and the checkpoint of before the change is as sound as ever
                 would = f"would resume from its step {saved}" if saving.exists(folder) else "could not be resumed"
                 warnings.warn(f"{changed} Stopped now, this run {would}.", saving.NotSaved, stacklevel=3)
@@ -218,7 +223,7 @@ def fit(
             save()
         stretches = loader.draws.stretches
         if stretches is not None:
-            stretches.charged = save
+            stretches.charged = lambda: save(must=True)  # who resumes must find it: chosen anew, other rungs might meet the same noise
         model.train()
         with (
             bar("training", plan.steps, private.run.steps, wanted=progress) as advance,
@@ -304,6 +309,24 @@ def by_holder(
     with np.errstate(invalid="ignore", divide="ignore"):
         correct, mean = (np.bincount(of, values, people) / np.bincount(of, minlength=people) for values in (hits, losses))
     return correct, mean
+
+
+def classes(data: Dataset[Any]) -> NDArray[np.int64]:
+    """The class of each record; -1 where its target is not one class. Sensitive."""
+    found = [torch.full((0,), -1)]
+    for batch in _batches(data, None):
+        targets = _pair(batch)[1]
+        whole = isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point()
+        found.append(targets.long() if whole else torch.full((len(targets),), -1))
+    return torch.cat(found).cpu().numpy()
+
+
+def has_classes(data: Any) -> bool:
+    """Whether targets are whole numbers, by the type of the first."""
+    try:
+        return not torch.as_tensor(_pair(data[0])[1]).is_floating_point()
+    except (TypeError, ValueError, RuntimeError):
+        return False
 
 
 def _means(losses: NDArray[np.float64], hits: NDArray[np.float64]) -> dict[str, float]:

@@ -1,0 +1,76 @@
+"""Training by the published form of PDP-SGD, for comparison alone: what it promises does not hold (`plans.published`).
+
+Each round is DP-SGD at (tau, delta) on those who were drawn, which is sound by itself; that the rounds together cost a holder no more than
+their budget is what is not true.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from sartor.budgets import Budgets
+from sartor.errors import SartorError
+from sartor.plans import plan
+from sartor.plans.published import Published
+from sartor.sgd.members import Average
+from sartor.sgd.training import evaluate, fit
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedResult:
+    """A model trained by the published form, and how it did on public data. Not private as promised: see `form`."""
+
+    model: nn.Module = field(repr=False)
+    form: Published
+    accuracy: float | None
+    steps: int
+    seconds: float
+
+    sound = False
+
+
+def fit_published(
+    model: nn.Module,
+    dataset: Dataset[Any],
+    budgets: Budgets,
+    form: Published,
+    *,
+    unsound: bool,
+    public: Dataset[Any] | None = None,
+    seed: int | None = None,
+    **others: Any,
+) -> PublishedResult:
+    """Train by the published form; `unsound=True` says that this is known. Other arguments are those of `sartor.fit`."""
+    if not isinstance(form, Published):
+        raise SartorError("fit_published takes what sartor.plans.published.published makes; a plan is trained by sartor.fit.")
+    if unsound is not True:
+        raise SartorError("the guarantee of the published form does not hold: say unsound=True, or train by a plan of rounds.")
+    if not np.array_equal(form.groups.of_holder, budgets.groups.of_holder) or not np.array_equal(
+        form.groups.epsilon, budgets.groups.epsilon
+    ):
+        raise SartorError("these are not the budgets that the published form was made for.")
+    members, begin, seconds = list[nn.Module](), copy.deepcopy(model), 0.0
+    for place, one in enumerate(form.rounds):
+        own = Budgets(np.full(len(one.drawn), one.threshold), delta=form.delta)
+        inner = plan(own, "uniform", steps=one.steps, batch=min(form.batch, len(one.drawn)), clip=form.clip)
+        current = copy.deepcopy(begin) if form.scheme == "adapdp" else model
+        again = None if seed is None else seed + place
+        found = fit(current, _only(dataset, one.drawn), own, inner, seed=again, **others)
+        seconds += found.seconds
+        members.append(found.model)
+    sizes = [one.threshold * len(one.drawn) for one in form.rounds]
+    trained = Average(members, sizes) if form.scheme == "adapdp" else model
+    accuracy = None if public is None else evaluate(trained, public, others.get("loss"))["accuracy"]
+    return PublishedResult(trained, form, accuracy, form.steps, seconds)
+
+
+def _only(dataset: Any, drawn: Any) -> Dataset[Any]:
+    if type(dataset) is TensorDataset:
+        return TensorDataset(*(tensor[drawn] for tensor in dataset.tensors))
+    return Subset(dataset, drawn.tolist())

@@ -1,0 +1,108 @@
+"""One model for each round: trained by the plan's own steps, from the same beginning, and averaged by public weights."""
+
+import copy
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import sartor
+from sartor.plans.rounds import weights
+from sartor.run.sampling import PoissonSampler
+from sartor.sgd import Average, Evaluation, Stream, fit_members
+
+BUDGETS = sartor.Budgets.from_groups([(1.0, 100), (4.0, 100)], delta=1e-3)
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(200, 4, generator=generator)
+    return TensorDataset(inputs, (inputs[:, 0] > 0).long())
+
+
+def plan(scheme="adapdp", steps=30):
+    return sartor.plan(BUDGETS, scheme, steps=steps, batch=40, threshold=[1.5, 4.0], accountant="rdp")
+
+
+def test_members_begin_alike_and_the_account_is_that_of_the_whole_plan():
+    model, seen = nn.Linear(4, 2), []
+    begin = copy.deepcopy(model.state_dict())
+    made = plan()
+    ends = [made.stages[0].steps, made.steps]
+
+    def look(progress):
+        seen.append(progress.model.weight.detach().clone())
+
+    def note(progress):
+        if progress.step == ends[0] + 1:  # the first step of the second member leads away from the beginning, not from the first member
+            moved, from_first = (progress.model.weight - begin["weight"]).norm(), (progress.model.weight - seen[ends[0] - 1]).norm()
+            assert moved < from_first
+
+    result = fit_members(model, data(), BUDGETS, made, lr=0.5, momentum=0.9, callbacks=[look, note], progress=False, seed=1)
+    assert isinstance(result.model, Average)
+    assert len(result.model.members) == 2
+    for member, end in zip(result.model.members, ends, strict=True):
+        assert torch.equal(member.weight, seen[end - 1])
+    torch.testing.assert_close(result.model.weights.double(), torch.tensor(weights(made)), rtol=1e-6, atol=1e-7)
+    assert result.account.steps == made.steps
+    assert result.account.spent.tolist() == made.spent.tolist()
+
+
+def test_the_average_is_evaluated_on_public_data():
+    result = fit_members(nn.Linear(4, 2), data(), BUDGETS, plan(), lr=0.5, progress=False, evaluation=Evaluation(public=public()))
+    assert 0 <= result.accuracy <= 1
+    assert len(result.history) == 1
+
+
+def public() -> TensorDataset:
+    inputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(7))
+    return TensorDataset(inputs, (inputs[:, 0] > 0).long())
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    with pytest.raises(sartor.SartorError, match="no rounds"):
+        fit_members(nn.Linear(4, 2), data(), BUDGETS, sartor.plan(BUDGETS, steps=3, batch=10, accountant="rdp"))
+    with pytest.raises(sartor.SartorError, match="cannot be resumed"):
+        fit_members(nn.Linear(4, 2), data(), BUDGETS, plan(), checkpoints=sartor.Checkpoints(tmp_path))
+    with pytest.raises(sartor.SartorError, match="weight"):
+        Average([nn.Linear(1, 2)], [0.0])
+
+
+def test_a_plan_of_rounds_trains_and_resumes_with_the_coins_that_fell(tmp_path):
+    made = plan("rounds")
+
+    class Stop(Exception):
+        pass
+
+    def stop(progress):
+        if progress.step == 20:
+            raise Stop
+
+    def train(folder, **others):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        kept = sartor.Checkpoints(folder, every=5, resume=others.pop("resume", False))
+        return sartor.fit(model, data(), BUDGETS, made, lr=0.5, seed=5, progress=False, checkpoints=kept, **others)
+
+    whole = train(tmp_path / "whole")
+    with pytest.raises(Stop):
+        train(tmp_path / "part", callbacks=[stop])
+    resumed = train(tmp_path / "part", resume=True)
+    assert resumed.account.steps == whole.account.steps == made.steps
+    assert torch.equal(resumed.model.weight, whole.model.weight)
+
+
+def test_the_coins_of_a_stream_that_was_written_and_read_are_the_same_and_fall_as_planned():
+    made, stream = plan("rounds", steps=400), Stream()
+    samplers = [PoissonSampler(made, BUDGETS, one) for one in (stream, Stream.from_json(stream.to_json()))]
+    first = made.stages[0]
+    inside = [set(), set()]
+    for step in range(first.steps):
+        for found, sampler in zip(inside, samplers, strict=True):
+            found.update(sampler.draw(step).indices.tolist())
+    assert inside[0] == inside[1]
+    strict = sum(holder < 100 for holder in inside[0])
+    chance = float(first.inclusion[0]) * (1 - (1 - float(first.rate[0])) ** first.steps)
+    assert stats.binomtest(strict, 100, chance).pvalue > 1e-4
