@@ -2,6 +2,7 @@
 
 import functools
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import sartor
 from sartor import Budgets, SartorError
 from sartor.accounting import rdp
 from sartor.budgets import spendable
+from sartor.individual import costs as costs_module
 from sartor.individual.costs import MOST_RATES, Costs
 from sartor.individual.levels import Levels
 from sartor.individual.readings import Reading, Readings
@@ -150,6 +152,21 @@ def test_the_logarithm_of_the_moment_is_convex_in_the_squared_norm(rate, noise, 
 def test_what_a_larger_order_adds_grows_with_the_norm(rate, noise, fraction):
     full, part = rdp.sampled_gaussian(rate, noise / np.array([1.0, fraction]), rdp.ORDERS[rdp.ORDERS < 300])
     assert np.all(np.diff(part) <= np.diff(full) + 1e-10 * full[1:])
+
+
+@settings(deadline=None, max_examples=examples(100, 1_000))
+@given(
+    st.tuples(st.floats(-6, 0), st.floats(-6, 0)).map(sorted),
+    st.floats(-0.7, 1.5).map(lambda x: 10**x),
+    st.sampled_from(rdp.ORDERS[rdp.ORDERS < 600].tolist()),
+    st.floats(0.001, 0.999),
+)
+def test_the_logarithm_of_the_moment_grows_with_the_rate_and_is_convex_in_its_logarithm(ends, noise, order, share):
+    rates = 10.0 ** np.array([*ends, share * ends[0] + (1 - share) * ends[1]])
+    low, high, between = (rdp.sampled_gaussian(rate, [noise], order)[0, 0] for rate in rates)
+    assert low <= between * (1 + 1e-10)
+    assert between <= high * (1 + 1e-10)
+    assert between <= (share * low + (1 - share) * high) * (1 + 1e-10)
 
 
 def test_orders_that_are_left_out_are_nobodys_best():
@@ -296,6 +313,16 @@ def test_public_records_are_read_as_unbounded_once_they_are_used():
     assert np.all(found.epsilon[~public] < found.guarantee[~public])
 
 
+def test_what_a_table_says_is_above_the_divergence_by_more_than_rounding():
+    costs = costs_of("scale")
+    parts = costs.plan.parts
+    least = int(np.argmin(parts.noise_multiplier))  # the others' rows are rounded up by far more
+    rows, weights = costs.rows(0, parts.group[[least]], np.zeros(1, int))
+    exact = rdp.sampled_gaussian(parts.rate[least], parts.noise_multiplier[least], costs.orders)
+    assert weights[:, 0].tolist() == [1, 0]
+    assert np.all(costs.table[rows[0, 0]] >= exact[0] * (1 + 2.0**-31))
+
+
 def test_many_budgets_of_one_rate_share_a_table():
     epsilon = np.linspace(1, 3, 120)
     budgets = Budgets(epsilon, delta=1e-5)
@@ -305,6 +332,74 @@ def test_many_budgets_of_one_rate_share_a_table():
     exact = direct(costs.plan, readings.groups, np.full((1, 120), 0.3), [STEPS])
     assert np.all(readings.epsilon() >= exact)
     assert np.all(readings.epsilon() <= 1.001 * exact)
+
+
+@pytest.mark.parametrize("scheme", most_are_long(["sample", "hybrid"], 1))
+@pytest.mark.parametrize(("tables", "most"), [(2, 1.02), pytest.param(6, 1.001, marks=pytest.mark.long)])
+def test_more_rates_than_tables_lie_between_them_and_are_never_read_too_low(scheme, tables, most, monkeypatch):
+    monkeypatch.setattr(costs_module, "MOST_RATES", tables)
+    budgets = Budgets(np.append(np.linspace(1, 1.2, 24), 1.2), delta=1e-5)
+    plan = sartor.plan(budgets, scheme, steps=STEPS, batch=0.2, accountant="rdp")
+    costs, rng = Costs(plan), np.random.default_rng(4)
+    assert len(np.unique(plan.rate)) == 24
+    assert len(costs.table) <= tables * 4_100
+    fractions = np.minimum(rng.lognormal(-1, 1, (4, 25)), 1)
+    fractions[:, 3:6] = 1.0
+    readings = read(costs, fractions, [STEPS // 4] * 4, budgets=budgets)
+    exact = direct(plan, readings.groups, fractions, [STEPS // 4] * 4)
+    assert np.all(readings.epsilon() >= exact)
+    assert np.all(readings.epsilon() <= most * exact)
+    again = Readings.from_arrays(Costs(plan), budgets, readings.to_arrays())
+    assert again.epsilon().tobytes() == readings.epsilon().tobytes()
+
+
+@pytest.mark.long
+def test_sixty_thousand_different_rates_are_read_within_a_thousandth():
+    epsilon = np.exp(np.random.default_rng(1).uniform(0, np.log(3), 60_000))
+    budgets = Budgets(epsilon, delta=1e-5)
+    costs = Costs(sartor.plan(budgets, "sample", steps=STEPS, batch=512, accountant="rdp"))
+    fractions = np.random.default_rng(2).lognormal(-1, 1, (2, 60_000)).clip(0, 1)
+    readings = read(costs, fractions, [STEPS // 2] * 2, budgets=budgets)
+    some = np.append(np.arange(0, 60_000, 1_000), [epsilon.argmin(), epsilon.argmax()])
+    exact = direct(costs.plan, readings.groups[some], fractions[:, some], [STEPS // 2] * 2)
+    found = readings.epsilon()[some]
+    assert np.all(found >= exact)
+    assert np.all(found <= 1.001 * exact)
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        np.geomspace(0.001, 0.003, 5_000),
+        np.geomspace(1e-9, 1.0, 300),
+        np.append(1e-12, np.linspace(0.1, 0.11, 200)),
+        np.concatenate([np.geomspace(a, 1.01 * a, 51) for a in (1e-7, 1e-3, 0.9)]),
+    ],
+)
+def test_of_many_rates_those_that_have_tables_are_few_and_enclose_all_others_closely(rates):
+    chosen = costs_module._chosen(rates)
+    assert 2 <= len(chosen) <= MOST_RATES
+    assert (chosen[0], chosen[-1]) == (rates[0], rates[-1])
+    assert set(chosen) <= set(rates)
+    inside = [np.any((rates > low) & (rates < high)) for low, high in pairwise(chosen)]
+    widest = max(np.diff(np.log(chosen))[inside])
+    assert widest <= max(costs_module._APART, 2.2 * np.log(rates[-1] / rates[0]) / MOST_RATES)
+    (below, one), (above, other) = costs_module._about(rates, chosen)
+    assert np.all((chosen[below] <= rates) & (rates <= chosen[above]))
+    np.testing.assert_allclose(one * np.log(chosen[below]) + other * np.log(chosen[above]), np.log(rates), rtol=1e-12)
+    few = costs_module._chosen(rates[:MOST_RATES])
+    np.testing.assert_array_equal(few, rates[:MOST_RATES])
+
+
+def test_tables_are_built_when_they_are_needed_and_not_before():
+    costs = Costs(costs_of("sample").plan)
+    readings = Readings(costs, BUDGETS, "strict")
+    for _ in range(15):
+        readings.add(np.zeros(len(BUDGETS), int), 100)
+    Readings.from_arrays(costs, BUDGETS, readings.to_arrays())
+    assert "table" not in vars(costs)
+    readings.reading()
+    assert "table" in vars(costs)
 
 
 # --- what a reading says ---
@@ -333,6 +428,14 @@ def test_no_figure_of_anybody_is_shown():
     assert repr(readings) == "Readings(estimate, 60 holders, 10 of 9400 steps)"
     with pytest.raises(ValueError, match="read-only"):
         found.epsilon[0] = 0
+
+
+def test_a_reading_is_at_the_delta_that_the_reserve_leaves():
+    budgets = BUDGETS.with_reserve(0.2)
+    costs = Costs(sartor.plan(budgets, "scale", steps=STEPS, batch=0.512, accountant="rdp"))
+    found = read(costs, np.full((1, len(budgets)), 0.3), [STEPS], budgets=budgets)
+    np.testing.assert_allclose(found.epsilon(), found.epsilon(0.8e-5), rtol=1e-9)
+    assert np.all(found.epsilon() > found.epsilon(1e-5))
 
 
 def test_another_delta_gives_another_bound():
@@ -424,12 +527,6 @@ def test_coins_of_inclusion_are_refused():
     plan = own_plan(Stage(50, 4.0, rate=[0.01], clips=[0.5], inclusion=[0.5]), epsilon=(3.0,), holders=(30,))
     with pytest.raises(SartorError, match="coins of inclusion"):
         Costs(plan)
-
-
-def test_more_rates_than_tables_are_refused():
-    budgets = Budgets(np.linspace(1, 3, MOST_RATES + 1), delta=1e-5)
-    with pytest.raises(SartorError, match=f"{MOST_RATES + 1} of them"):
-        Costs(sartor.plan(budgets, "sample", steps=200, batch=1, accountant="rdp"))
 
 
 def test_steps_of_two_stages_are_not_charged_at_once():

@@ -1,5 +1,6 @@
 """Statistics of accounts: what a release as a whole tells of one holder, how far it is from the truth, and what it looks like."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from scipy.optimize import brentq
 from scipy.stats import kstest, norm
 
 import sartor
+from sartor.accounting import gaussian
 from sartor.errors import SartorError
 from sartor.individual import queries, release
 from sartor.individual.answers import Release
@@ -158,6 +160,19 @@ def test_noise_is_normal_with_the_deviation_that_is_accounted_for() -> None:
     assert abs(np.corrcoef(both.T)[0, 1]) < 0.5  # and drawn anew for every value
 
 
+def test_noise_is_made_for_a_little_less_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, float]] = []
+
+    def noted(epsilon: float, delta: float) -> float:
+        asked.append((epsilon, delta))
+        return 1.0
+
+    monkeypatch.setattr(gaussian, "mu_for", noted)
+    found = released(PLAN, Figures(np.full(150, 0.5)), Request(), epsilon=EPSILON, delta=DELTA, seed=1)
+    assert (found.epsilon, found.delta) == (EPSILON, DELTA)
+    assert np.all(np.array(asked) * (1 + release.MARGIN / 2) <= [[EPSILON, DELTA]])
+
+
 def test_more_than_mu_is_not_given() -> None:
     noise = Noise(1.0, Stream(seed=1))
     query = queries.total(np.ones(3), 1.0)
@@ -297,6 +312,15 @@ def test_figures_told_lie_in_their_ranges_however_much_noise_there_is() -> None:
             assert all(not (row[name] < 0 or row[name] > most) for name, most in (("account", 3), ("accuracy", 1), ("loss", 5)))
 
 
+def test_a_mean_that_is_mostly_noise_is_not_told() -> None:
+    request = Request(mean=False, groups="budget", columns=("account", "accuracy"))
+    of = figures(request)
+    for epsilon, told in ((0.005, False), (50.0, True)):
+        found = released(PLAN, of, request, epsilon=epsilon, delta=1e-6, seed=1)
+        means = [row[name] for row in found.groups for name in ("account", "accuracy")]
+        assert all(math.isfinite(mean) == told for mean in means)
+
+
 def test_groups_of_fewer_than_ten_are_merged() -> None:
     few = sartor.Budgets.from_groups([(0.731, 3), (1.0, 60), (2.0, 40), (7.31, 4)], delta=[3.7e-7, 1e-4, 1e-4, 1e-4], reserve=0.2)
     plan = sartor.plan(few, steps=20, batch=40, accountant="rdp")
@@ -359,6 +383,25 @@ def test_requests_that_cannot_be_answered_are_one_sentence(given: dict[str, Any]
     with pytest.raises(SartorError, match=why) as refused:
         Request(**given)
     assert "\n" not in str(refused.value)
+
+
+def test_a_request_that_differs_in_anything_is_another_one() -> None:
+    asked = Request(quantiles=[0.5], histogram=[0, 1, 2], groups="class", categories=["cat", "dog"], correlation=True)
+    other: dict[str, Any] = {
+        "mean": False,
+        "quantiles": [0.4],
+        "histogram": [0, 1, 3],
+        "groups": "age",
+        "categories": ["cat", "emu"],
+        "columns": ["loss"],
+        "correlation": False,
+        "rounds": 5,
+        "least_loss": 1e-3,
+        "most_loss": 4.0,
+    }
+    assert set(other) == {field.name for field in dataclasses.fields(Request)}
+    for name, value in other.items():
+        assert dataclasses.replace(asked, **{name: value}).to_json() != asked.to_json(), name
 
 
 def test_figures_that_do_not_fit_are_refused() -> None:

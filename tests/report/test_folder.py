@@ -3,11 +3,14 @@
 import stat
 import tomllib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import sartor
+from sartor.individual.readings import Reading
+from sartor.individual.reserve import Reserve
 from sartor.report.folder import RunFolder, to_toml
 
 BUDGETS = sartor.Budgets([1.0, 2.0, 2.0], delta=1e-5, holders=["ann", "bob", "çi"], reserve=0.1)
@@ -47,6 +50,35 @@ def test_a_folder_without_checkpoint_or_with_broken_budgets_is_refused(tmp_path,
     (folder.path / "budgets.npz").write_bytes(b"broken")
     with pytest.raises(sartor.SartorError, match=r"budgets\.npz cannot be read"):
         folder.budgets()
+
+
+@pytest.mark.parametrize("kind", ["estimate", "strict"])
+def test_readings_come_back_as_they_were(tmp_path, plan, kind):
+    folder = RunFolder(tmp_path / "run")
+    folder.create({"individual": kind}, plan, BUDGETS)
+    correct, loss = np.array([1.0, 0.0, 0.5]), np.array([0.1, 2.0, 0.7])
+    folder.write_reading(Reading(kind, 5, np.array([0.1, 0.2, 0.3]), np.array([0.9, 1.8, 1.8])), correct, loss)
+    found, right, lost = RunFolder(tmp_path / "run").reading()
+    assert (found.kind, found.steps) == (kind, 5)
+    assert (found.epsilon.tolist(), found.guarantee.tolist()) == ([0.1, 0.2, 0.3], [0.9, 1.8, 1.8])
+    assert (right.tolist(), lost.tolist()) == (correct.tolist(), loss.tolist())
+
+
+def test_readings_are_not_written_where_another_run_has_ended(tmp_path, plan):
+    folder = RunFolder(tmp_path / "run")
+    folder.create({"individual": "strict"}, plan, BUDGETS)
+    (folder.path / "account.json").write_text("{}")
+    with pytest.raises(sartor.SartorError, match="another run has ended"):
+        folder.write_reading(Reading("strict", 5, np.ones(3), np.ones(3)), np.ones(3), np.ones(3))
+    assert not (folder.path / "individual.npz").exists()
+
+
+def test_a_run_that_took_no_step_leaves_folder_and_reserve_to_the_next(tmp_path, plan):
+    with RunFolder(tmp_path / "run") as folder:
+        folder.create({"individual": "strict"}, plan, BUDGETS)
+    with RunFolder(tmp_path / "run") as folder:
+        folder.create({"individual": "strict"}, plan, BUDGETS)
+        assert Reserve(folder.reserve, plan).releases == ()
 
 
 @given(

@@ -6,17 +6,26 @@ Proof: tables are exact at some levels and linear in y = (level / noise multipli
     convex in y at every order. For with R = exp(sqrt(y) X - y / 2), X normal, p = q R / (1 - q + q R) and h = a (a - 1) p^2 / 2, Itô's rule
     gives for l(y) = log E[(1 - q + q R)^a], under the law whose density is tilted by (1 - q + q R)^a: l' = E[h], which is not negative, so
     that rounding up never lowers a cost, and l'' = Var[h] + E[h (1 - p) (1 + (2 a - 3) p)], which is not negative for a >= 1.
-    Groups of one rate share a table; those with more noise begin at a level further down, rounded up.
+    Groups of one rate share a table; those with more noise begin at a level further down, rounded up. Where rates are more than tables, a
+    rate between those of two tables costs what lies between both on a straight line in s = log q, and l is convex in s too. For with
+    f = 1 - q + q R and g = 1 - 1 / f, whose derivative in s is g (1 - g), and under the same tilted law, l' = a E[g] and
+    l'' = a (a - 1) Var[g] + a E[g] (1 - E[g]). E[g] is below 1, as f is above 0; and it is not negative, so that a cost grows with the
+    rate: the moment is convex in q, and at q = 0 its derivative is a E[R - 1] = 0.
 Breaks if: a holder contributes a vector of norm above their level, or is drawn otherwise than by independent coins at the group's rate.
 
 Orders: those of `rdp.ORDERS` from the best of a whole run at full clip on; none below can be anybody's best. For l' / (a - 1), which is
     a E[p^2] / 2, grows with the order: p grows with R, and a larger order tilts towards larger R. So what a larger order adds to a
     divergence grows with y and with the steps; it is most for the whole run at full clip, and even there the larger order pays.
+
+Accuracy: a line between tables whose rates differ by the factor e^h lies above the cost by about h^2 / 2 of it, as costs grow with the
+    square of the rate, and by more at orders where they grow faster. Readings of 200 budgets from 1 to 3, whose rates differ by a factor of
+    2.7, are within 0.05 %; where rates lie further apart than so many tables reach, h is larger: within 0.8 % for budgets from 0.3 to 10,
+    a factor of 27.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,11 +41,12 @@ from sartor.plans import Plan
 Array = NDArray[np.float64]
 
 MOST_RATES = 50
-"""Tables that are kept at once; each takes half a second to build and some six megabytes."""
+"""Tables that are kept at once; each takes half a second to build and some six megabytes. More rates lie between them."""
 
 _ROWS_PER_OCTAVE = 256
 _FIRST_ROWS = 512  # apart; between them rows are evaluated where a cost is not yet a straight line
 _BEND = 5e-5  # share by which a straight line may lie above the cost at its middle
+_APART = 0.025  # how far the logarithms of two tables' rates are, at least, where rates lie between them
 _MARGIN = 2.0**-30  # for the rounding of divergences and of their sums
 _NO_NOISE = 1e-50  # a noise multiplier below this is none
 _REMEMBERED = 16  # tables
@@ -59,41 +69,55 @@ class Costs:
         used = (parts.rate > 0) & np.isfinite(parts.noise_multiplier)
         self._endless = used & (np.isinf(plan.epsilon)[parts.group] | (parts.noise_multiplier < _NO_NOISE))
         counted = np.flatnonzero(used & ~self._endless)
-        rates, table_of = np.unique(parts.rate[counted], return_inverse=True)
-        if len(rates) > MOST_RATES:
-            raise SartorError(
-                f"readings keep a table for each rate, and this plan has {len(rates)} of them, more than {MOST_RATES}; let people choose "
-                'from a policy\'s levels, or plan by the scheme "scale", which has one rate.'
-            )
-        noise = np.full(len(rates), np.inf)  # the least at each rate
-        np.minimum.at(noise, table_of, parts.noise_multiplier[counted])
-        steps = np.zeros((len(plan), len(rates)))
-        np.add.at(steps, (parts.group[counted], table_of), (parts.last - parts.first)[counted])
-        self.orders = _orders(rates, noise, np.unique(steps, axis=0), float(delta.max()))
+        rates, own = np.unique(parts.rate[counted], return_inverse=True)
+        self._rates = _chosen(rates)
+        sides = [(table[own], weight[own]) for table, weight in _about(rates, self._rates)]
+        self._noise = np.full(len(self._rates), np.inf)  # the least of those who use a table
+        ways: dict[bytes, Array] = {}  # through the run: the steps in each table
+        for table_of, _ in sides:
+            np.minimum.at(self._noise, table_of, parts.noise_multiplier[counted])
+            steps = np.zeros((len(plan), len(self._rates)))
+            np.add.at(steps, (parts.group[counted], table_of), (parts.last - parts.first)[counted])
+            ways.update((row.tobytes(), row) for row in steps)
+        self.orders = _orders(self._rates, self._noise, np.stack(list(ways.values())), float(delta.max()))
 
-        fractions, self._row, self._share = _laid_out(self.levels)
-        known, strictest = self.orders.tobytes(), float(delta.min())
-        each = zip(rates.tolist(), noise.tolist(), strict=True)
-        tables = [_remembered(rate, (least / fractions).tobytes(), known, strictest) for rate, least in each]
-        self.table: Array = immutable(np.concatenate([*tables, np.zeros((2, len(self.orders)))]))
-        self._empty = len(self.table) - 2
-        self._begin = np.full(len(used), self._empty)  # of each part: its first row
-        self._down = np.zeros(len(used), np.intp)  # and by how many levels it is further down
-        self._begin[counted] = len(fractions) * table_of
-        self._down[counted] = self.levels.up(noise[table_of] / parts.noise_multiplier[counted])
+        self._delta = float(delta.min())
+        self._fractions, self._row, self._share = _laid_out(self.levels)
+        self._empty = len(self._fractions) * len(self._rates)
+        self._sides = []  # of each part: the first row of its table, by how many levels it is further down, and the table's weight
+        for table_of, weight in sides:
+            side = np.full(len(used), self._empty), np.zeros(len(used), np.intp), np.zeros(len(used))
+            side[0][counted] = len(self._fractions) * table_of
+            side[1][counted] = self.levels.up(self._noise[table_of] / parts.noise_multiplier[counted])
+            side[2][counted] = weight
+            self._sides.append(side)
+
+    @cached_property
+    def table(self) -> Array:
+        """The divergence of a step, (rows, orders); built when it is first asked for."""
+        known = self.orders.tobytes()
+        each = zip(self._rates.tolist(), self._noise.tolist(), strict=True)
+        tables = [_remembered(rate, (least / self._fractions).tobytes(), known, self._delta) for rate, least in each]
+        return immutable(np.concatenate([*tables, np.zeros((2, len(self.orders)))]))
 
     def rows(self, stage: int, groups: Indices, levels: NDArray[np.integer[Any]]) -> tuple[Indices, Array]:
-        """Where in `table` a step of a stage is, for holders of these groups: at a row, and by this share of the way at the next.
+        """The rows of `table` whose sum, with these weights, is a step of a stage for holders of these groups; few, along the first axis.
 
         `levels` has one entry for each holder, or a row of them for each of several times.
         """
         parts, own = self.plan.parts, np.flatnonzero(self.plan.parts.stage == stage)
-        begin, down = np.full(len(self.plan), self._empty), np.zeros(len(self.plan), np.intp)
-        begin[parts.group[own]], down[parts.group[own]] = self._begin[own], self._down[own]
-        first = begin[groups]
-        entered = (first < self._empty) & (levels < self.levels.nothing)
-        level = np.minimum(levels + down[groups], self.levels.nothing - 1)
-        return np.where(entered, first + self._row[level], self._empty), np.where(entered, self._share[level], 0.0)
+        rows, weights = [], []
+        for side in self._sides:
+            begin, down, part = np.full(len(self.plan), self._empty), np.zeros(len(self.plan), np.intp), np.zeros(len(self.plan))
+            for all_, of_part in zip((begin, down, part), side, strict=True):
+                all_[parts.group[own]] = of_part[own]
+            first = begin[groups]
+            entered = (first < self._empty) & (levels < self.levels.nothing)
+            level = np.minimum(levels + down[groups], self.levels.nothing - 1)
+            row, share = np.where(entered, first + self._row[level], self._empty), np.where(entered, self._share[level], 0.0)
+            rows += [row, row + 1]
+            weights += [part[groups] * (1 - share), part[groups] * share]
+        return np.stack(rows), np.stack(weights)
 
     def endless(self, steps: int) -> NDArray[np.bool_]:
         """Of each group: whether the first `steps` steps used it without a bound: public records, or a sum without noise."""
@@ -102,7 +126,32 @@ class Costs:
         return np.bincount(touched, minlength=len(self.plan)) > 0
 
     def __repr__(self) -> str:
-        return f"Costs({len(self.table)} rows, {len(self.orders)} orders from {self.orders[0]:g})"
+        return f"Costs({self._empty} rows, {len(self.orders)} orders from {self.orders[0]:g})"
+
+
+def _chosen(rates: Array) -> Array:
+    """The rates that have tables: all; or, of many, some such that every other lies between two that are close, as close as can be."""
+    at, apart = np.log(rates), _APART
+    places = list(range(len(rates)))
+    while len(places) > MOST_RATES:
+        places = [0]
+        while places[-1] < len(rates) - 1:
+            reached = int(np.searchsorted(at, at[places[-1]] + apart, side="right")) - 1
+            places.append(max(reached, places[-1] + 1))  # where the next is further off, nothing lies between
+        apart *= 1.05
+    return rates[places]
+
+
+def _about(rates: Array, chosen: Array) -> list[tuple[Indices, Array]]:
+    """Of each rate the tables about it and their weights: one, where all have their own, or the one below and the one above."""
+    above = np.searchsorted(chosen, rates)
+    if len(chosen) == len(rates):
+        return [(above, np.ones(len(rates)))]
+    below = np.maximum(above - 1, 0)
+    with np.errstate(invalid="ignore"):
+        share = (np.log(rates) - np.log(chosen[below])) / (np.log(chosen[above]) - np.log(chosen[below]))
+    share = np.where(chosen[above] == rates, 1.0, share)
+    return [(below, 1 - share), (above, share)]
 
 
 def _laid_out(levels: Levels) -> tuple[Array, Indices, Array]:

@@ -164,9 +164,9 @@ class Readings:
         settled = self._settled[part]
         if not self._counts:
             return settled
-        row, share = self.costs.rows(stage, self.groups[part], np.stack([levels[part] for levels in self._levels]))
-        places = np.stack([row, row + 1]).transpose(2, 1, 0).astype(np.int32)
-        weights = (np.array(self._counts)[:, None] * np.stack([1 - share, share])).transpose(2, 1, 0)
+        rows, shares = self.costs.rows(stage, self.groups[part], np.stack([levels[part] for levels in self._levels]))
+        places = rows.transpose(2, 1, 0).astype(np.int32)
+        weights = (np.array(self._counts)[:, None] * shares).transpose(2, 1, 0)
         ends = np.arange(len(places) + 1, dtype=np.int32) * places[0].size
         sums = csr_array((weights.ravel(), places.ravel(), ends), shape=(len(places), len(self.costs.table))) @ self.costs.table
         return np.asarray(settled + sums)

@@ -29,7 +29,7 @@ from sartor.errors import SartorError
 from sartor.individual import queries
 from sartor.individual.answers import Histogram, Release
 from sartor.individual.queries import Query
-from sartor.individual.request import BUDGET, Figures, Request
+from sartor.individual.request import BUDGET, COLUMNS, Figures, Request
 from sartor.plans import Plan
 from sartor.run.stream import Stream, normal
 
@@ -38,6 +38,7 @@ Array = NDArray[np.float64]
 _SHARES = {"mean": 1.0, "quantiles": 4.0, "histogram": 4.0, "groups": 4.0, "correlation": 4.0}
 """How mu squared is divided among what is asked for: a mean over everybody needs the least."""
 _PACE = 2.5  # of the first step towards the quantiles
+_LOST = 0.25  # of a column's range: with a deviation above that, a mean over a group is noise, and not told
 _LOWEST = 1e-4  # of the cap: below it no quantile is looked for
 _DRAWS = 4  # of which each noise is the sum: see `stream.normal`
 MARGIN = 1e-9
@@ -103,6 +104,16 @@ def check(plan: Plan, figures: Figures, request: Request) -> None:
             raise SartorError("these are not the groups of the plan: give plan.groups_of(budgets).")
 
 
+def deviation_in_groups(release: Release) -> float:
+    """The standard deviation of the noise on a sum over one group of columns in [0, 1]; it follows from what was told, and is public."""
+    assert release.groups
+    columns = [name for name in release.groups[0] if name in COLUMNS]
+    counted = [] if "epsilon" in release.groups[0] and "delta" in release.groups[0] else ["holders"]  # sizes of categories have noise too
+    whole = sum(share for name, share in _SHARES.items() if getattr(release, name) is not None)
+    mu = gaussian.mu_for(release.epsilon * (1 - MARGIN), release.delta * (1 - MARGIN))
+    return math.sqrt(len([*columns, *counted])) / (mu * math.sqrt(_SHARES["groups"] / whole))
+
+
 class Noise:
     """Gaussian noise for queries that together have one mu; it adds none beyond that."""
 
@@ -161,9 +172,11 @@ def _of_budgets(
     for row in view.rows():
         most[row] = min(_most(view, row), cap)
     columns = _columns(figures, np.minimum(account / most[group], 1.0), request)
-    told = noise.added(queries.sums(columns, group, len(plan)), share, "release groups")
+    query = queries.sums(columns, group, len(plan))
+    told = noise.added(query, share, "release groups")
     for row in view.rows():
-        means = told[:, row].sum(axis=1) / view.people(row)
+        lost = noise.deviation(query, share) * math.sqrt(row.stop - row.start) > _LOST * view.people(row)
+        means = np.full(len(columns), np.nan) if lost else told[:, row].sum(axis=1) / view.people(row)
         budget = {
             name: confidential.to_json(view.value(values, row)) for name, values in (("epsilon", plan.epsilon), ("delta", plan.delta))
         }
@@ -177,7 +190,7 @@ def _of_categories(
     """Means over categories. Which one somebody is of is their own, so sizes have noise as well, and what is merged follows from those."""
     columns, rows = [*_columns(figures, account / cap, request), np.ones(len(figures))], []
     query = queries.sums(columns, _group(figures), len(request.categories))
-    told, fewest = noise.added(query, share, "release groups"), max(confidential.FEWEST, noise.deviation(query, share))
+    told, fewest = noise.added(query, share, "release groups"), max(confidential.FEWEST, noise.deviation(query, share) / _LOST)
     for row in confidential.rows(np.maximum(np.round(told[-1]), 0.0).astype(np.int64)):
         people, names = float(told[-1, row].sum()), list(request.categories[row])
         means = told[:-1, row].sum(axis=1) / people if people >= fewest else np.full(len(request.columns), np.nan)

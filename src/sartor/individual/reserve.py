@@ -43,6 +43,9 @@ from sartor.run.charges import PART, Charges, Stored
 from sartor.run.files import close_folder, lock, write_private
 from sartor.run.stream import Stream
 
+LEAST = 1e-6
+"""Of a release: far below it noise is computed from digits that rounding has taken."""
+
 _RESERVE = "reserve.json"
 _PARTS = re.compile(rf"\.(reserve\.json|{PART})\..*")
 
@@ -128,7 +131,7 @@ class Reserve:
         A request that was answered at the same epsilon before gets the same answer, whatever has become of the figures, and costs nothing.
         A seeded stream is for tests, and its answer for seeded requests alone.
         """
-        _check_epsilon(epsilon)
+        epsilon = _checked(epsilon)
         check(self.plan, figures, request)
         with lock(self.path) as held:
             self._charges.read(held)
@@ -186,14 +189,18 @@ def delta_for(plan: Plan, epsilon: float) -> float:
 
 def _check_reserve(plan: Plan) -> None:
     if not plan.reserve:
-        raise Infeasible("statistics of accounts are paid out of a reserve, and this plan has none: make the budgets with one (reserve=).")
+        raise Infeasible(
+            "statistics of accounts are paid out of a reserve, and this plan has none: make the budgets with one "
+            "(reserve=; sartor train --reserve)."
+        )
     if not np.isfinite(plan.epsilon).any():
         raise SartorError("all records of this plan are public: nothing about them has to be released with noise.")
 
 
-def _check_epsilon(epsilon: float) -> None:
-    if not isinstance(epsilon, Real) or isinstance(epsilon, bool) or not 0 < epsilon < math.inf:
-        raise SartorError(f"the epsilon of a release must be a number above 0 and finite, not {epsilon}.")
+def _checked(epsilon: object) -> float:
+    if not isinstance(epsilon, Real) or isinstance(epsilon, bool) or not LEAST <= float(epsilon) < math.inf:
+        raise SartorError(f"the epsilon of a release must be a number of {LEAST:g} or more, and finite, not {epsilon}.")
+    return float(epsilon)
 
 
 def _digest(plan: Plan) -> str:

@@ -19,6 +19,7 @@ Array = NDArray[Any]
 
 _MOST_CURVES = 6
 _POINTS = 12
+_LEAST_DELTA = 1e-12
 
 
 def drawn(plan: Plan) -> list[int]:
@@ -52,7 +53,7 @@ def profile_figure(plan: Plan) -> page.Block:
 
 def _floored(delta: Array) -> Array:
     """Deltas below anything that anybody asks for are not drawn: there they would only stretch the axis."""
-    return np.where(delta >= 1e-12, delta, np.nan)
+    return np.where(delta >= _LEAST_DELTA, delta, np.nan)
 
 
 def label(plan: Plan, group: int) -> str:
@@ -80,5 +81,9 @@ def _figure(
     if left:
         caption += f" Groups of {left:,} holders are not drawn: they are small, public, or too many for one plot."
     shown = range(0, len(at), max(1, len(at) // 10))
-    rows = [[cells[0](float(at[i])), *(format(float(values(group)[i]), cells[1]) for group in groups)] for i in shown]
+    rows = [[cells[0](float(at[i])), *(_cell(float(values(group)[i]), cells[1]) for group in groups)] for i in shown]
     return page.figure(svg, caption, page.table([x, *(label(plan, group) for group in groups)], rows))
+
+
+def _cell(value: float, form: str) -> str:
+    return f"below {_LEAST_DELTA:g}" if np.isnan(value) else format(value, form)

@@ -4,14 +4,15 @@ config.toml        the settings (sensitive where they give a budget of fewer tha
 plan.json          the plan, small groups merged
 plan-all.json      the plan with every group (sensitive: mode 0600), from which a run resumes
 budgets.npz        who allows what (sensitive: mode 0600)
-individual.npz     what each holder's gradients really cost, if that was tracked, and how the model does on them (sensitive: mode 0600)
+individual.npz     what each holder's gradients really cost, if that was tracked, how the model does on them, and of which class they are
+                   (sensitive: mode 0600)
 reserve/           what was released of that out of the plan's reserve (sensitive: 0700)
 held-out.json      accuracy on rows that were held out of the private table, if it was asked for (sensitive: mode 0600)
 checkpoint/        where an interrupted run continues (sensitive: 0700); gone when the run is finished
 lock               held by the process that works here; empty, and gone when the run is finished
 model.safetensors  the model
 account.json       what was spent
-report.html        the page
+report.html        the page; its part on individual accounts is exchanged with every release (`tell_released`)
 
 A run is finished when its model, account and page are written; its checkpoint goes after that, and the key of its noise before.
 
@@ -28,7 +29,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,12 +40,14 @@ from torch import nn
 from sartor.budgets import Budgets
 from sartor.documents import read_json, read_toml
 from sartor.errors import SartorError
+from sartor.individual.answers import Release
 from sartor.individual.readings import Kind, Reading
 from sartor.individual.reserve import Reserve
 from sartor.plans import Plan
 from sartor.run.files import Lock, lock, read_private, write_private, write_public
 
 Array = NDArray[np.float64]
+Places = NDArray[np.intp]
 
 _LOCK = "lock"
 _TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or choose another folder."
@@ -151,11 +154,18 @@ class RunFolder:
         """Where what is released of individual accounts is charged."""
         return self.path / "reserve"
 
-    def write_reading(self, reading: Reading, correct: Array, loss: Array) -> None:
-        """What each holder's gradients cost, and how the released model does on their records, for the owner of the run alone."""
+    def write_reading(
+        self, reading: Reading, correct: Array, loss: Array, label: Places | None = None, classes: Sequence[str] = (), rows: str = ""
+    ) -> None:
+        """What each holder's gradients cost, and how the released model does on their records, for the owner of the run alone.
+
+        Also the class of each holder's records among those with these public names, and the fingerprint of the rows that were trained on.
+        """
         self._check_ours()
         content = io.BytesIO()
         figures = {"steps": np.array(reading.steps), "guarantee": reading.guarantee, "correct": correct, "loss": loss}
+        if label is not None:
+            figures |= {"label": label, "classes": np.array(list(classes), str), "rows": np.array(rows)}
         np.savez(content, kind=np.array(reading.kind), epsilon=reading.epsilon, **figures)  # type: ignore[arg-type]
         write_private(self.path / "individual.npz", content.getvalue())
 
@@ -171,6 +181,43 @@ class RunFolder:
                 return found, stored["correct"], stored["loss"]
         except (OSError, ValueError, KeyError) as error:
             raise SartorError(f"{path} cannot be read as the readings of a run.") from error
+
+    def classes(self) -> tuple[Places, tuple[str, ...], str]:
+        """The class of each holder, -1 for none; the public names of the classes; the fingerprint of the training rows. Sensitive."""
+        path = self.path / "individual.npz"
+        try:
+            with np.load(io.BytesIO(read_private(path)), allow_pickle=False) as stored:
+                return stored["label"], tuple(str(name) for name in stored["classes"]), str(stored["rows"])
+        except KeyError:
+            raise SartorError(f"{path} was written before classes were kept in it: ask by budget, or train again.") from None
+        except (OSError, ValueError) as error:
+            raise SartorError(f"{path} cannot be read as the readings of a run.") from error
+
+    def releases(self, plan: Plan) -> tuple[Release, ...]:
+        """What was released out of the reserve, as far as there is one."""
+        return Reserve(self.reserve, plan).releases if Reserve.is_in(self.reserve) else ()
+
+    def tell_released(self, plan: Plan) -> None:
+        """Put everything that was released out of the reserve on the page, and nothing else; the rest of the page stays as it is.
+
+        Whatever is on the page was charged before, and a page that a kill left behind is mended by the next time. Who comes second waits,
+        and finds on the disk what the first has released.
+        """
+        from sartor.report import page, released
+
+        path = self.path / "report.html"
+        private = bool(self.account()["private"])
+        with lock(self.path) as held:
+            try:
+                part = released.part(Reserve(self.reserve, plan).releases, plan, private=private)
+                found = page.refilled(_text(path), released.SLOT, part)
+                if found is None:
+                    raise SartorError(f"{path} is not as it was written, or has no place for what was released: it stays as it is.")
+                held.check()
+                write_public(path, found)
+            finally:
+                if held.ours:
+                    (self.path / _LOCK).unlink(missing_ok=True)
 
     def finish(self, model: nn.Module, account: Mapping[str, Any], page: str) -> None:
         """Write what the run was for, and then take its checkpoint away: whoever stops the process in between can finish it again.
@@ -192,8 +239,13 @@ class RunFolder:
     def shared(self, plan: Plan) -> tuple[list[str], list[str]]:
         """The files that may be shown to others, and those that may not."""
         names = sorted(path.name for path in self.path.iterdir() if path.is_file() and path.name != _LOCK)
-        kept = [*_SENSITIVE, *(["config.toml"] if tell_budgets(self._read_settings(), plan) else [])]
-        return [name for name in names if name not in kept], [name for name in names if name in kept]
+        kept = [*_SENSITIVE, *(["config.toml"] if tell_budgets(self.config(), plan) else [])]
+        reserve = (
+            [f"{self.reserve.name}/ (what was released out of the reserve: without it nothing more can be)"]
+            if self.reserve.is_dir()
+            else []
+        )
+        return [name for name in names if name not in kept], [*(name for name in names if name in kept), *reserve]
 
     def resume(self) -> dict[str, Any]:
         """Hold the folder of a run that can be continued, and give its settings."""
@@ -211,9 +263,10 @@ class RunFolder:
             raise SartorError(f"the run in {self.path} is finished: there is nothing to continue; start another one in another folder.")
         if not exists(self.checkpoint):
             raise SartorError(f"there is no checkpoint in {self.path}, so no run can be continued there; start it without --resume.")
-        return self._read_settings()
+        return self.config()
 
-    def _read_settings(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
+        """The settings, as they were written, of a run that may be finished."""
         return read_toml(self.path / "config.toml", "the settings")
 
     def plan(self) -> Plan:
@@ -247,6 +300,14 @@ class RunFolder:
 def tell_budgets(settings: Mapping[str, Any], plan: Plan) -> bool:
     """Whether settings give a budget that a public plan shows only merged with others."""
     return plan.view.merged and bool({"epsilon", "delta", "budgets", "policy"} & set(settings))
+
+
+def _text(path: Path) -> str:
+    """A page; nothing, where there is none that can be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
 
 
 def _document(values: Mapping[str, Any]) -> str:

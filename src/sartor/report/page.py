@@ -60,6 +60,24 @@ def section(heading: str, *blocks: Block) -> Block:
     return Block(f"<section><h2>{escape(heading)}</h2>{''.join(blocks)}</section>")
 
 
+def slot(name: str, block: Block) -> Block:
+    """A block that can be exchanged later (`refilled`). Names are ours, and no text that is escaped can look like its ends."""
+    begin, end = _ends(name)
+    return Block(f"{begin}{block}{end}")
+
+
+def refilled(html: str, name: str, block: Block) -> str | None:
+    """A page with another block in the place of a slot, all else as it was; None where it has no such slot, or is broken."""
+    begin, end = _ends(name)
+    if html.count(begin) != 1 or html.count(end) != 1 or html.index(begin) > html.index(end):
+        return None
+    return html[: html.index(begin)] + block + html[html.index(end) + len(end) :]
+
+
+def _ends(name: str) -> tuple[str, str]:
+    return f"<!--{name}-->", f"<!--end of {name}-->"
+
+
 def page(title: str, *blocks: Block) -> str:
     """A whole page."""
     return (

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +73,40 @@ def bars(values: Sequence[Bar], *, x: str) -> str:
         return _svg(figure)
 
 
+def sizes(values: Mapping[str, float], *, x: str, form: str = ".3g") -> str:
+    """Figures as bars from 0, one below the other, each labelled with its value; what is no number has no bar."""
+    with _drawing(7.2, 0.42 * len(values) + 0.9) as (figure, axes), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # names are theirs who gave them; the reader's fonts draw them
+        for i, value in enumerate(values.values()):
+            told = not math.isnan(value)
+            axes.barh(-i, value if told else 0.0, height=0.62, color=_colour(0))
+            place = {"textcoords": "offset points", "va": "center", "color": _INK}
+            axes.annotate(format(value, form) if told else "lost in the noise", (value if told else 0.0, -i), (5, 0), **place)
+        axes.set_yticks([-i for i in range(len(values))], [_short(name) for name in values], parse_math=False)
+        axes.set_ylim(0.4 - len(values), 0.6)
+        axes.set_xlim(0, 1.14 * max([value for value in values.values() if value > 0], default=1.0))  # values are written beside bars
+        axes.set_xlabel(x)
+        return _svg(figure)
+
+
+def histogram(edges: ArrayLike, counts: ArrayLike, marks: Mapping[str, float], *, x: str, y: str) -> str:
+    """Counts between edges, and lines at some places, each with its name above it."""
+    with _drawing(7.2, 3.6) as (figure, axes):
+        axes.stairs(np.asarray(counts, float), np.asarray(edges, float), fill=True, color=_colour(0), alpha=0.75)
+        for i, (name, place) in enumerate(marks.items()):
+            axes.axvline(place, color=_colour(1), linestyle=_DASHES[1], linewidth=1.5)
+            above = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "ha": "center", "color": _INK}
+            axes.annotate(name, (place, 1.0), (0, 3 + 11 * (i % 2)), **above)  # neighbours at two heights: they may lie close
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        return _svg(figure)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:37]}..."
+
+
 @contextmanager
 def _drawing(width: float, height: float) -> Iterator[tuple[Any, Any]]:
     import matplotlib
@@ -119,7 +156,8 @@ def _svg(figure: Any) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
-    own = f"plot{next(_FIGURES)}-"
+    # a part of a page may be drawn later, by another process: its content keeps its ids apart from those that are there
+    own = f"plot{next(_FIGURES)}-{blake2b(text.encode(), digest_size=4).hexdigest()}-"
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{own}", text)
     text = re.sub(r'<svg ([^>]*?)width="[^"]*"', r"<svg \1", text)
     text = re.sub(r'(<svg [^>]*?)height="[^"]*"', r"\1", text, count=1)

@@ -33,8 +33,9 @@ def training_page(
     accuracy: float | None,
     history: Sequence[Mapping[str, Any]],
     notes: Sequence[str] = (),
+    released: page.Block | None = None,
 ) -> str:
-    """The page, as HTML."""
+    """The page, as HTML. `released` is the part on what was told of individual accounts (`sartor.report.released`)."""
     result = NO_FIGURE if accuracy is None else f"Accuracy on the public test rows: {accuracy:.1%}."
     return page.page(
         title,
@@ -46,6 +47,7 @@ def training_page(
         *([page.section("Accuracy over the steps", _accuracy(history))] if history else []),
         page.section("What was spent", spend_figure(plan, steps)),
         page.section("Beyond one epsilon", profile_figure(plan)),
+        *([] if released is None else [released]),
     )
 
 
