@@ -13,7 +13,9 @@ import pytest
 
 import sartor
 from sartor.cli import main
+from sartor.individual.reserve import Reserve
 from sartor.report.folder import RunFolder
+from sartor.run.charges import Charges
 
 SHORT = ["--dataset", "digits", "--steps", "24", "--batch", "64", "--refresh", "4"]
 
@@ -50,6 +52,15 @@ def test_train_says_when_full_norm_rests(ladder):
     assert printed["individual"] == {"kind": "ladder", "refresh": 4, "full_steps": 16}
     assert [group["rests_at"] for group in printed["groups"]] == [16, 16, 16]
     assert printed["plan"]["filter"] == printed["individual"]
+
+
+@pytest.mark.long
+def test_a_ladder_of_ones_own_is_kept_with_the_run(tmp_path):
+    (tmp_path / "own.toml").write_text("ladder = [1, 3, 9]\n")
+    printed = trained(tmp_path / "run", "--individual", "ladder", "--config", tmp_path / "own.toml")
+    assert printed["plan"]["filter"] == {"kind": "ladder", "refresh": 4, "full_steps": 16}
+    assert RunFolder(tmp_path / "run").plan().filter.costs.tolist() == [[1, 3, 9]] * 3
+    assert 'ladder = "1,3,9"' in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_what_tells_of_single_people_is_for_the_owner_alone(ladder):
@@ -102,6 +113,52 @@ def test_a_release_is_charged_once_and_no_more_than_the_reserve(ladder):
     assert run("account", folder, "--release", "mean,histogram,correlation", "--epsilon", "0.1").exit_code == 0
 
 
+def charged(folder):
+    return sorted(path.name for path in (folder / "reserve").glob("charge-*"))
+
+
+@pytest.mark.parametrize("shown", [[], ["--json"]], ids=["table", "json"])
+def test_nothing_is_printed_that_is_not_charged(ladder, monkeypatch, shown):
+    def failing(charges, charge, lock):
+        raise sartor.SartorError("no space left on the disk.")
+
+    monkeypatch.setattr(Charges, "add", failing)
+    before = charged(ladder[0])
+    found = run("account", ladder[0], "--release", "mean,quantiles,groups", "--epsilon", "0.04", *shown)
+    assert found.exit_code == 2
+    assert "no space" in found.stderr
+    assert found.stdout == ""
+    assert charged(ladder[0]) == before
+
+
+def test_what_is_released_is_of_the_runs_own_people(ladder, monkeypatch):
+    seen = []
+
+    def looking(reserve, figures, request, *, epsilon):
+        seen.append(figures)
+        raise sartor.SartorError("seen.")
+
+    monkeypatch.setattr(Reserve, "release", looking)
+    run("account", ladder[0], "--release", "groups,correlation", "--epsilon", "0.04")
+    folder = RunFolder(ladder[0])
+    plan, budgets, (reading, _, _) = folder.plan(), folder.budgets(), folder.reading()
+    assert np.array_equal(seen[0].account, reading.epsilon)
+    assert np.array_equal(plan.epsilon[seen[0].group], budgets.epsilon)
+    assert np.all((seen[0].correct == 0) | (seen[0].correct == 1))  # one record each
+    assert np.mean(seen[0].loss[seen[0].correct == 1]) < np.mean(seen[0].loss[seen[0].correct == 0])
+
+
+def test_of_a_run_that_is_not_private_nothing_is_released_and_nothing_guaranteed(ladder, monkeypatch):
+    monkeypatch.setattr(RunFolder, "account", lambda folder: {"private": False})
+    before = charged(ladder[0])
+    found = run("account", ladder[0], "--release", "mean", "--epsilon", "0.04")
+    assert found.exit_code == 2
+    assert "not private" in " ".join(found.stderr.split())
+    assert found.stdout == ""
+    assert charged(ladder[0]) == before
+    assert "guarantees nothing" in " ".join(run("account", ladder[0], "--holder", "7").stdout.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -113,8 +170,8 @@ def test_a_release_is_charged_once_and_no_more_than_the_reserve(ladder):
         (["--release", "mean"], "--epsilon"),
         (["--release", "median", "--epsilon", "0.1"], "median"),
         (["--release", "", "--epsilon", "0.1"], "some of"),
-        (["--release", "mean", "--epsilon", "0"], "above 0"),
-        (["--release", "mean", "--epsilon", "nan"], "above 0"),
+        (["--release", "mean", "--epsilon", "0"], "1e-06 or more"),
+        (["--release", "mean", "--epsilon", "nan"], "1e-06 or more"),
         (["--epsilon", "0.1"], "one of"),
     ],
 )
@@ -132,9 +189,11 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(ladder, arguments, sente
         (["--refresh", "4"], "--individual"),
         (["--individual", "strict", "--full-steps", "4"], "filter"),
         (["--individual", "ladder", "--refresh", "0"], "--refresh"),
-        (["--individual", "ladder", "--full-steps", "0"], "full_steps"),
+        (["--individual", "ladder", "--full-steps", "0"], "--full-steps"),
         (["--individual", "ladder", "--full-steps", "301"], "full_steps"),
         (["--individual", "renyi", "--accountant", "pld"], "rdp"),
+        (["--individual", "strict", "--ladder", "1,2"], "--individual ladder"),
+        (["--individual", "ladder", "--ladder", "2,1"], "ascending"),
         (["--scheme", "equal"], "filter"),
     ],
 )

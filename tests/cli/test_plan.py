@@ -137,6 +137,52 @@ def test_deniable_budgets_never_rise(run):
     assert holders[4] + holders[2] < 2_400
 
 
+# --- filters ---
+
+FILTER = [*SMALL, "--refresh", "5", "--full-steps", "30"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--filter", "ladder", "--ladder", "1,3,9"], {"filter": "ladder", "ladder": (1, 3, 9)}),
+        (["--filter", "renyi"], {"filter": "renyi"}),
+        (["--filter", "ladder", "--scheme", "equal"], {"filter": "ladder", "scheme": "equal"}),
+    ],
+)
+def test_a_plan_with_a_filter_is_the_librarys_and_says_when_full_norm_rests(run, asked, told):
+    code, out, err = run("plan", *FILTER, *asked, "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    budgets = sartor.Budgets.from_shares([1, 2], [0.5, 0.5], holders=100, delta=1e-5)
+    made = sartor.plan(budgets, **{"accountant": "rdp", "steps": 50, "batch": 10, "refresh": 5, "full_steps": 30, **told})
+    assert sartor.Plan.from_json(document) == made
+    assert document["filter"] == {"kind": told["filter"], "refresh": 5, "full_steps": 30}
+    assert [group["rests_at"] for group in document["groups"]] == made.rests_at.tolist()
+    assert "scheme" in told or made.rests_at.tolist() == [30, 30]
+
+
+def test_the_table_of_a_filter_says_when_full_norm_rests(run):
+    code, out, _ = run("plan", *FILTER, "--filter", "ladder")
+    assert code == 0
+    assert "50 steps of which full norm pays for 30 (ladder filter, norms tracked every 5)" in " ".join(out.split())
+    assert "rests at" in " ".join(out.split())
+    assert "rests" not in run("plan", *SMALL)[1]
+
+
+def test_norms_are_tracked_once_an_epoch_or_ten_times_and_full_norm_pays_for_three_in_four_steps(run):
+    found = [
+        json.loads(run("plan", *SMALL, "--filter", "ladder", "--batch", batch, "--steps", "40", "--json")[1])["filter"]
+        for batch in ("50", "10")
+    ]
+    assert found == [{"kind": "ladder", "refresh": 2, "full_steps": 30}, {"kind": "ladder", "refresh": 4, "full_steps": 28}]
+
+
+def test_a_renyi_filter_brings_its_accountant(run):
+    document = json.loads(run("plan", *without(FILTER, "--accountant"), "--filter", "renyi", "--json")[1])
+    assert document["accountant"] == "rdp"
+
+
 # --- tables and warnings ---
 
 
@@ -286,6 +332,28 @@ BAD = {
     "unknown option": ([*SMALL, "--stps", "3"], "--stps"),
     "option without a value": ([*SMALL, "--clip"], "--clip"),
     "stray argument": ([*SMALL, "more"], "more"),
+    "unknown filter": ([*SMALL, "--filter", "natural"], "--filter is one of ladder, renyi"),
+    "refresh without a filter": ([*SMALL, "--refresh", "3"], "--refresh goes with --filter"),
+    "full steps without a filter": ([*SMALL, "--full-steps", "3"], "--full-steps goes with a filter"),
+    "ladder without a filter": ([*SMALL, "--ladder", "1,2"], "--ladder goes with --filter ladder"),
+    "ladder of another filter": ([*SMALL, "--filter", "renyi", "--ladder", "1,2"], "--ladder goes with --filter ladder"),
+    "no refresh": ([*SMALL, "--filter", "ladder", "--refresh", "0"], "--refresh must be 1 or more"),
+    "negative full steps": ([*SMALL, "--filter", "ladder", "--full-steps", "-1"], "--full-steps must be 1 or more"),
+    "more full steps than steps": ([*SMALL, "--filter", "ladder", "--full-steps", "51"], "from 1 to the 50 steps"),
+    "ladder of no numbers": ([*SMALL, "--filter", "ladder", "--ladder", "low,high"], "--ladder takes numbers"),
+    "ladder of fractions": ([*SMALL, "--filter", "ladder", "--ladder", "1,2.5"], "--ladder takes whole numbers"),
+    "ladder without an end": ([*SMALL, "--filter", "ladder", "--ladder", "1,inf"], "--ladder takes whole numbers"),
+    "ladder that descends": ([*SMALL, "--filter", "ladder", "--ladder", "2,1"], "ascending"),
+    "ladder of nothing": ([*SMALL, "--filter", "ladder", "--ladder", "0,1"], "ascending"),
+    "ladder beyond what is counted": ([*SMALL, "--filter", "ladder", "--ladder", "1,1e30"], "at most 1e+09"),
+    "filter by another accountant": ([*SMALL, "--accountant", "pld", "--filter", "renyi"], "judged by the accountant rdp"),
+    "filter for turns": ([*SMALL, "--filter", "ladder", "--scheme", "sequential"], "a turn of its own"),
+    "filter within an excess": ([*SMALL, "--filter", "ladder", "--scheme", "hybrid", "--max-excess", ".1"], "max_excess"),
+    "filter and a batch of nothing": ([*SMALL, "--filter", "ladder", "--batch", "0"], "cannot be drawn"),
+    "filter and no steps": ([*SMALL, "--filter", "ladder", "--steps", "0"], "steps must be a whole number"),
+    "filter of public records": ([*SMALL, "--filter", "ladder", "--epsilon", "inf,inf"], "nothing for a filter to protect"),
+    "equal treatment without a filter": ([*SMALL, "--scheme", "equal"], "filter"),
+    "an empty accountant": ([*SMALL, "--accountant", ""], "no accountant"),
     "file missing": (["--budgets", "missing.csv", *RUN], "missing.csv cannot be read"),
 }
 

@@ -61,6 +61,15 @@ def test_numbers_for_groups_may_be_lists_and_whole_numbers_stay_as_they_are():
     assert (read.epsilon, read.delta, read.batch) == ("1,2.5", "1e-05", 64)
 
 
+def test_a_ladder_may_be_a_list_and_is_told_to_the_plan():
+    asked = TrainSettings.from_document({"dataset": "digits", "individual": "ladder", "ladder": [1, 3, 9], "refresh": 7}, "own.toml")
+    asked.check()
+    found = asked.of_filter(asked.recipe(100), 100)
+    assert found["ladder"] == (1, 3, 9)
+    assert (found["filter"], found["refresh"]) == ("ladder", 7)
+    assert TrainSettings.from_document(asked.to_document(asked.recipe(100)), "config.toml").ladder == "1,3,9"
+
+
 def test_nothing_that_is_printed_of_them_gives_a_budget():
     assert "0.731" not in repr(replace(ASKED, epsilon="0.731,8", delta="0.731", share="0.731,1"))
 

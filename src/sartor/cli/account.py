@@ -12,7 +12,7 @@ import typer
 from sartor import confidential
 from sartor.accounting import Bounds, SampledGaussian, SampledRecords, accountants, spend, spend_on
 from sartor.accounting import epsilon as cost_of
-from sartor.cli.individual import individual
+from sartor.cli.individual import Asked, individual
 from sartor.cli.output import print_json, show, working
 from sartor.errors import SartorError
 from sartor.layout import Table
@@ -42,15 +42,23 @@ def account(
         str | None,
         typer.Option(help="With a run's folder: some of mean, quantiles, histogram, groups and correlation of all accounts, with noise."),
     ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Groups of --release: by budget (default), class, or a column of the run's table.")
+    ] = None,
+    categories: Annotated[
+        str | None, typer.Option(help="All that --by COLUMN may hold, separated by commas, known without looking; or the schema has them.")
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="What --release costs everybody, out of the reserve.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Say what a plan, or one mechanism, costs by both accountants; or what a run's individual accounts tell."""
     mechanism = (rate, noise_multiplier, delta)
-    if holder is not None or release is not None or epsilon is not None:
+    if any(value is not None for value in (holder, release, by, categories, epsilon)):
         if any(value is not None for value in (*mechanism, steps, records)):
             raise SartorError("--holder, --release and --epsilon are of a run as it went: give them with its folder alone.")
-        individual(plan, holder, release, epsilon, json)
+        if (by is not None or categories is not None) and release is None:
+            raise SartorError("--by and --categories say which groups --release tells of: give it with them.")
+        individual(plan, holder, None if release is None else Asked.read(release, by, categories), epsilon, json)
         return
     if records is not None:
         if plan is None:

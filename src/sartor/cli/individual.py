@@ -3,18 +3,61 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from sartor.cli.output import print_json, show, working
+from sartor.cli.output import print_json, say, show, working
 from sartor.errors import SartorError
 from sartor.layout import Table
-from sartor.numbers import from_json_number
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from sartor.cli.train_settings import TrainSettings
+    from sartor.plans import Plan
+    from sartor.report.folder import RunFolder
 
 _STATISTICS = ("mean", "quantiles", "histogram", "groups", "correlation")
 
 
-def individual(run: str | None, holder: str | None, release: str | None, epsilon: float | None, json: bool) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """What --release asks for: which statistics, by what groups, and which categories there may be; None where that was not said."""
+
+    names: tuple[str, ...]
+    by: str | None = None
+    categories: tuple[str, ...] | None = None
+
+    @classmethod
+    def read(cls, names: str, by: str | None, categories: str | None) -> Asked:
+        """From the command line."""
+        asked = _listed(names)
+        unknown = [name for name in asked if name not in _STATISTICS]
+        if unknown or not asked:
+            what = f', not "{unknown[0]}"' if unknown else ""
+            raise SartorError(f"--release takes some of {', '.join(_STATISTICS)}, separated by commas{what}.")
+        if "groups" not in asked and (by is not None or categories is not None):
+            raise SartorError("--by and --categories say which groups are told of: ask for groups in --release.")
+        if by == "class" and categories is not None:
+            raise SartorError("--categories goes with --by COLUMN: the classes are the data's own.")
+        if by in (None, "budget") and categories is not None:
+            raise SartorError("--categories goes with --by COLUMN: the groups of budgets are the plan's.")
+        found = cls(asked, by, None if categories is None else _listed(categories))
+        if any(not text.isprintable() for text in (by or "", *(found.categories or ()))):
+            raise SartorError("--by and --categories take names that can be printed.")
+        return found
+
+
+def _listed(texts: str) -> tuple[str, ...]:
+    return tuple(text.strip() for text in texts.split(",") if text.strip())
+
+
+def individual(run: str | None, holder: str | None, release: Asked | None, epsilon: float | None, json: bool) -> None:
     """Print one holder's statement, or release statistics of all accounts out of the reserve."""
+    if run is not None and not os.path.exists(run):
+        raise SartorError(f"there is no folder {run}.")
     if run is None or not os.path.isdir(run):
         raise SartorError("--holder and --release are of a run: give its folder, as `sartor train --out` writes it.")
     if (holder is None) == (release is None):
@@ -51,32 +94,36 @@ def _place(holder: str) -> int:
     return int(holder)
 
 
-def _release(run: str, names: str, epsilon: float, json: bool) -> None:
+def _release(run: str, asked: Asked, epsilon: float, json: bool) -> None:
     from sartor.individual.release import even_bins
     from sartor.individual.request import QUANTILES, Figures, Request
     from sartor.individual.reserve import Reserve
     from sartor.report.folder import RunFolder
 
-    asked = [name.strip() for name in names.split(",") if name.strip()]
-    unknown = [name for name in asked if name not in _STATISTICS]
-    if unknown or not asked:
-        what = f', not "{unknown[0]}"' if unknown else ""
-        raise SartorError(f"--release takes some of {', '.join(_STATISTICS)}, separated by commas{what}.")
     folder = RunFolder(run)
     reading, correct, loss = folder.reading()
     plan = folder.plan()
     if not bool(folder.account()["private"]):
         raise SartorError("this run was seeded or had no noise, so it is not private, and noise on its accounts would protect nobody.")
+    by, categories = _grouping(folder, asked)
     request = Request(
-        mean="mean" in asked,
-        quantiles=QUANTILES if "quantiles" in asked else (),
-        histogram=even_bins(plan, 20) if "histogram" in asked else (),
-        groups="budget" if "groups" in asked else None,
-        correlation="correlation" in asked,
+        mean="mean" in asked.names,
+        quantiles=QUANTILES if "quantiles" in asked.names else (),
+        histogram=even_bins(plan, 20) if "histogram" in asked.names else (),
+        groups=by,
+        categories=categories,
+        correlation="correlation" in asked.names,
     )
-    figures = Figures(reading.epsilon, correct, loss, plan.groups_of(folder.budgets()))
     with working("releasing"):
-        found = Reserve(folder.reserve, plan).release(figures, request, epsilon=epsilon)
+        reserve = Reserve(folder.reserve, plan)
+        found = reserve.told(request, epsilon=epsilon)
+        if found is None:
+            figures = Figures(reading.epsilon, correct, loss, _places(folder, plan, by, categories, stored=asked.categories is None))
+            found = reserve.release(figures, request, epsilon=epsilon)
+        try:
+            folder.tell_released(plan)
+        except SartorError as error:  # it is charged, so it is told all the same
+            say(f"the release is not on the run's page: {error}")
     document = found.to_json()
     if json:
         print_json(document)
@@ -84,7 +131,78 @@ def _release(run: str, names: str, epsilon: float, json: bool) -> None:
     _show(document)
 
 
+def _grouping(folder: RunFolder, asked: Asked) -> tuple[str | None, tuple[str, ...]]:
+    """By what groups are told, and the categories that there may be, which are public."""
+    from sartor.individual.fare import CLASS
+    from sartor.individual.request import BUDGET
+
+    if "groups" not in asked.names:
+        return None, ()
+    if asked.by in (None, BUDGET):
+        return BUDGET, ()
+    assert asked.by is not None
+    if asked.by == CLASS and asked.categories is None:
+        return CLASS, folder.classes()[1]
+    settings = _settings(folder)
+    if settings.table is None:
+        raise SartorError(
+            f'--by is budget, {CLASS} or a column of the table that was trained on, and this run had no table: not "{asked.by}".'
+        )
+    if asked.categories is not None:
+        return asked.by, asked.categories
+    known = _schema(settings.schema)
+    if asked.by not in known:
+        raise SartorError(
+            f'all that the column "{asked.by}" may hold has to be known without looking at it: list it with --categories, or in the schema.'
+        )
+    return asked.by, known[asked.by]
+
+
+def _schema(path: str | None) -> dict[str, tuple[str, ...]]:
+    """The columns whose categories a schema lists."""
+    from sartor.data import read_schema
+
+    if path is None:
+        return {}
+    schema = read_schema(path)
+    classes = {schema["target"]: schema["classes"]} if "target" in schema and "classes" in schema else {}
+    return {column: tuple(listed) for column, listed in {**schema.get("categories", {}), **classes}.items()}
+
+
+def _places(folder: RunFolder, plan: Plan, by: str | None, categories: tuple[str, ...], *, stored: bool) -> NDArray[np.intp]:
+    """The group of each holder; of a column, from the rows that were trained on, read again. Sensitive."""
+    from sartor.cli.train_data import read_data
+    from sartor.data import HeldOut, PrivateScaling
+    from sartor.individual.fare import CLASS, places, shared
+    from sartor.individual.request import BUDGET
+
+    if by in (None, BUDGET):
+        return plan.groups_of(folder.budgets())
+    label, _, rows = folder.classes()
+    if by == CLASS and stored:
+        return label
+    assert by is not None
+    with warnings.catch_warnings():
+        for category in (HeldOut, PrivateScaling):  # which the run has said, and its page says
+            warnings.simplefilter("ignore", category)
+        data = read_data(_settings(folder), resumed=True, attributes=[by])
+    if data.fingerprint() != rows:
+        raise SartorError(
+            "the table is not what this run was trained on: bring its rows back as they were, with the same schema; columns that were not "
+            "trained on may be new."
+        )
+    return shared(places(data.attributes[by], categories), data.ownership)
+
+
+def _settings(folder: RunFolder) -> TrainSettings:
+    from sartor.cli.train_settings import TrainSettings
+
+    return TrainSettings.from_document(folder.config(), "config.toml")
+
+
 def _show(document: dict[str, Any]) -> None:
+    from sartor.report.groups import cell
+
     rows = [["mean", f"{document['mean']:.4g}"]] if "mean" in document else []
     rows += [[f"quantile {at}", f"{value:.4g}"] for at, value in document.get("quantiles", {}).items()]
     if "correlation" in document:
@@ -100,13 +218,5 @@ def _show(document: dict[str, Any]) -> None:
         show(Table(("epsilon", "holders"), cells, "how many holders spent how much"))
     if "groups" in document:
         names = list(document["groups"][0])
-        cells = [[_cell(row[name]) for name in names] for row in document["groups"]]
+        cells = [[cell(row[name]) for name in names] for row in document["groups"]]
         show(Table(names, cells, "how the groups fare"))
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "lost in the noise"
-    if isinstance(value, list):
-        return " to ".join(_cell(end) for end in value)
-    return f"{value:,}" if isinstance(value, int) else f"{from_json_number(value):.4g}" if not isinstance(value, str) else value

@@ -8,7 +8,9 @@ import typer
 
 import sartor
 from sartor.allowed import Allowed
+from sartor.cli.filters import FilterOptions, FullSteps, Ladder
 from sartor.cli.output import print_json, refuse_inputs, say, show, working
+from sartor.cli.rounds import threshold_of
 from sartor.errors import SartorError
 from sartor.run.files import check_place
 
@@ -20,15 +22,25 @@ def plan(
     delta: Annotated[str | None, typer.Option(help="Delta, one for all or one per group.")] = None,
     budgets: Annotated[str | None, typer.Option(metavar="FILE", help="CSV of holder,epsilon[,delta] or holder,level instead.")] = None,
     policy: Annotated[str | None, typer.Option(metavar="FILE", help="TOML that maps levels to numbers.")] = None,
-    scheme: Annotated[str, typer.Option(help="scale, sample, hybrid, uniform, exclude or sequential.")] = "scale",
+    scheme: Annotated[
+        str, typer.Option(help="scale, sample, hybrid, uniform, exclude, sequential, rounds, jorgensen, adapdp, or equal with a filter.")
+    ] = "scale",
     steps: Annotated[int, typer.Option(help="Number of steps.")] = ...,  # type: ignore[assignment]
     batch: Annotated[float, typer.Option(help="Expected size of a batch, in holders.")] = ...,  # type: ignore[assignment]
     clip: Annotated[float, typer.Option(help="Clip norm; its mean, where clips are personal.")] = 1.0,
-    accountant: Annotated[str, typer.Option(help="pld (tight) or rdp.")] = "pld",
+    accountant: Annotated[str | None, typer.Option(help="pld (tight, default) or rdp.")] = None,
     mix: Annotated[float | None, typer.Option(help="hybrid: share of sampling, in [0, 1].")] = None,
     max_excess: Annotated[float | None, typer.Option(help="hybrid: as much sampling as this excess allows.")] = None,
-    threshold: Annotated[float | None, typer.Option(help="exclude: the smallest epsilon that takes part.")] = None,
+    threshold: Annotated[
+        str | None, typer.Option(help="exclude: the smallest epsilon that takes part; rounds: fixed:W, adaptive, or numbers with commas.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="rounds, adapdp: how many there are.")] = None,
+    spread: Annotated[str | None, typer.Option(help="rounds, adapdp: onion, even or search.")] = None,
     order: Annotated[str | None, typer.Option(help="sequential: strictest-first or open-first.")] = None,
+    filter: Annotated[str | None, typer.Option(help="ladder or renyi: lets people whose gradients are short take part for longer.")] = None,
+    refresh: Annotated[int | None, typer.Option(help="Filters: steps between looks at everybody's norms; usually an epoch.")] = None,
+    full_steps: FullSteps = None,
+    ladder: Ladder = None,
     public_rate: Annotated[float | None, typer.Option(help="Rate of public records.")] = None,
     public_clip: Annotated[float | None, typer.Option(help="Clip of public records.")] = None,
     reserve: Annotated[float, typer.Option(help="Share of every budget kept for later releases.")] = 0.0,
@@ -43,14 +55,17 @@ def plan(
     """Turn budgets into rates, clips and noise that honour every one of them."""
     if out is not None:
         refuse_inputs(out, budgets, policy)
+    filtered = FilterOptions(option="--filter", kind=filter, refresh=refresh, full_steps=full_steps, ladder=ladder)
+    filtered.check(accountant)
     allowed = Allowed(epsilon, share, delta, file=budgets, policy=policy, reserve=reserve, seed=seed)
     if budgets is not None and holders is not None:
         raise SartorError("--holders goes with --epsilon; a file of budgets says itself who they are.")
     people = allowed.budgets(holders)
     if deniable:
         people = people.deniable(seed=seed)
-    given = {"mix": mix, "max_excess": max_excess, "threshold": threshold, "order": order}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    given: dict[str, Any] = {"accountant": accountant, "mix": mix, "max_excess": max_excess, "order": order}
+    given |= {"rounds": rounds, "spread": spread, "threshold": None if threshold is None else threshold_of(scheme, threshold)}
+    options: dict[str, Any] = {**filtered.accountant, **{name: value for name, value in given.items() if value is not None}}
     with working("planning"):
         made = sartor.plan(
             people,
@@ -58,9 +73,9 @@ def plan(
             steps=steps,
             batch=batch,
             clip=clip,
-            accountant=accountant,
             public_rate=public_rate,
             public_clip=public_clip,
+            **filtered.of_plan(steps=steps, batch=batch, holders=len(people)),
             **options,
         )
         if json:

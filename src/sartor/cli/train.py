@@ -14,6 +14,8 @@ from sartor import usual
 from sartor.budgets import Budgets
 from sartor.cli.options import flat
 from sartor.cli.output import initial_weights, print_json, say, show, working
+from sartor.cli.rounds import check_form, train_published
+from sartor.cli.train_data import read_data
 from sartor.cli.train_settings import READINGS, TrainSettings
 from sartor.confidential import FEWEST, are_few, lent
 from sartor.errors import SartorError
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 _EVALUATIONS = 40
 _CHECKPOINTS = 20
-_HELD_OUT = 0.2  # of the holders
 _INDIVIDUAL = (
     "What each holder's gradients really cost was read every {every:,} steps: sartor account RUN --holder ID tells one of them their own, "
     "and --release tells everybody what is safe to tell. A reading is no guarantee; that is the budget's."
@@ -48,6 +49,10 @@ def train(
 
     with nullcontext() if out is None else RunFolder(out) as folder:
         settings = _resumed(asked, config, folder) if resume else _begun(asked, config, folder)
+        check_form(settings.form, settings.unsound, out)
+        if settings.form == "published":
+            train_published(*_material(settings), settings.of_scheme, settings.seed, json=json)
+            return
         job = _prepared(settings, folder if resume else None)
         if not json:
             show(_introduction(job))
@@ -118,13 +123,25 @@ def _resumed(asked: TrainSettings, config: str | None, folder: RunFolder | None)
     return TrainSettings.from_document(folder.resume(), "config.toml")
 
 
+def _material(asked: TrainSettings) -> tuple[Data, Budgets, usual.Recipe, nn.Module]:
+    """The data, the budgets, how it is trained, and a new model."""
+    from sartor.models import registry
+
+    asked.check()
+    data = read_data(asked, resumed=False)
+    recipe = asked.recipe(data.people)
+    with initial_weights(asked.seed):
+        model = registry.build(recipe.model, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
+    return data, _budgets(asked, recipe, data), recipe, model
+
+
 def _prepared(asked: TrainSettings, resumed: RunFolder | None) -> _Job:
     """Read the data, the budgets and the model, and make the plan; of a run that is continued, budgets and plan as they were."""
     from sartor.models import registry
 
     asked.check()
     with working("reading the data"):
-        data = _data(asked, resumed=resumed is not None)
+        data = read_data(asked, resumed=resumed is not None)
     asked.check_records(several=data.ownership is not None)
     recipe = asked.recipe(data.people)
     with initial_weights(asked.seed):
@@ -149,42 +166,6 @@ def _prepared(asked: TrainSettings, resumed: RunFolder | None) -> _Job:
             **asked.of_filter(recipe, data.people),
         )
     return _Job(asked.anchored(), recipe, data, people, plan, model)
-
-
-def _data(asked: TrainSettings, *, resumed: bool) -> Data:
-    from sartor.data import load, read_arrays, read_schema, read_table
-
-    if asked.dataset is not None:
-        return load(asked.dataset, asked.data)
-    allowed = asked.allowed()
-    if asked.arrays is not None:
-        data = read_arrays(asked.arrays, delta=allowed.delta_for_all(), strictest=asked.strictest)
-        if asked.strictest and data.budgets is None:
-            raise SartorError("--strictest chooses among what a holder's rows allow, and these arrays have no epsilon for each row.")
-        return data
-    assert asked.table is not None
-    known: dict[str, Any] = {} if asked.schema is None else dict(read_schema(asked.schema))
-    own = {"target": asked.target, "test": asked.test, "id_column": asked.id_column, "budget_column": asked.budget_column}
-    known.update({name: value for name, value in own.items() if value is not None})
-    if asked.sensitive:
-        known.setdefault("test_share", _HELD_OUT)
-    if "target" not in known:
-        raise SartorError("--table needs --target, the column to predict.")
-    if asked.strictest:
-        if "budget_column" not in known:
-            raise SartorError("--strictest chooses among what a holder's rows allow: name the column that says it with --budget-column.")
-        known["strictest"] = True
-    if "budget_column" in known:
-        if allowed.policy is not None:
-            known["policy"] = allowed.levels()
-        elif allowed.delta is not None:
-            known["delta"] = allowed.delta_for_all()
-    if allowed.file is not None and not resumed:
-        known["budgets"] = allowed.budgets()
-    data = read_table(asked.table, **known)
-    if asked.sensitive and data.held_out is None:
-        raise SartorError("--sensitive tells of rows that are held out, and the schema holds none out: take its test_share away.")
-    return data
 
 
 def _budgets(asked: TrainSettings, recipe: usual.Recipe, data: Data) -> Budgets:
@@ -263,6 +244,8 @@ def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
     from sartor.sgd import Checkpoints, Evaluation, Execution, NotFinite
 
     recipe, steps = job.recipe, job.plan.steps
+    if job.plan.scheme == "adapdp":
+        return _members(job, resume)
     try:
         return sartor.fit(
             job.model,
@@ -291,14 +274,41 @@ def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
         raise typer.Exit(130) from None
 
 
+def _members(job: _Job, resume: bool) -> Result:
+    """One model for each round; members of earlier rounds are in no checkpoint, so such a run is taken in one go."""
+    from sartor.sgd import Evaluation, Execution, fit_members
+
+    if resume:
+        raise SartorError('a run of scheme "adapdp" cannot be continued: members of earlier rounds are in no checkpoint.')
+    return fit_members(
+        job.model,
+        job.data.train,
+        job.budgets,
+        job.plan,
+        lr=job.recipe.lr,
+        optimizer=job.recipe.optimizer,
+        momentum=job.recipe.momentum,
+        evaluation=Evaluation(job.data.test if len(job.data.test) else None),
+        execution=Execution(max_physical_batch=job.asked.max_physical_batch),
+        seed=job.asked.seed,
+        ownership=job.data.ownership,
+        tracking=job.tracking,
+    )
+
+
 def _keep(job: _Job, folder: RunFolder, result: Result) -> None:
+    from sartor.individual.fare import classes_of_holders
+    from sartor.report import released
     from sartor.report.training import training_page
     from sartor.sgd import evaluate
     from sartor.sgd.training import by_holder
 
     with working("writing the report"):
         if result.reading is not None:
-            folder.write_reading(result.reading, *by_holder(result.model, job.data.train, job.data.ownership))
+            data = job.data
+            label = classes_of_holders(data.train, data.ownership)
+            rows = data.fingerprint() if job.asked.table is not None else ""  # of others no further column can be read
+            folder.write_reading(result.reading, *by_holder(result.model, data.train, data.ownership), label, data.names_of_classes, rows)
         if job.asked.sensitive:
             held_out = job.data.held_out
             assert held_out is not None
@@ -312,6 +322,7 @@ def _keep(job: _Job, folder: RunFolder, result: Result) -> None:
             accuracy=result.accuracy,
             history=result.history,
             notes=job.data.notes,
+            released=None if result.reading is None else released.part(folder.releases(job.plan), job.plan, private=result.account.private),
         )
         folder.finish(result.model, result.account.to_json(), page)
 

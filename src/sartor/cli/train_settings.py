@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -13,16 +12,17 @@ import typer
 
 from sartor import usual
 from sartor.allowed import Allowed
+from sartor.cli.filters import FilterOptions, FullSteps, Ladder
 from sartor.cli.options import from_document, over, said
+from sartor.cli.rounds import threshold_of
 from sartor.documents import read_toml
 from sartor.errors import SartorError
-from sartor.plans.filters import KINDS as FILTERS
 from sartor.plans.plan import COMBINED
 
 _PATHS = ("data", "table", "test", "schema", "arrays", "budgets", "policy")
-_LISTS = ("epsilon", "share", "delta")
+_LISTS = ("epsilon", "share", "delta", "ladder", "threshold")
 _OF_SOURCE = {"dataset": ("data",), "table": ("target", "test", "sensitive", "schema", "id_column", "budget_column"), "arrays": ()}
-_OF_SCHEME = ("mix", "max_excess", "threshold", "order")
+_OF_SCHEME = ("mix", "max_excess", "threshold", "order", "rounds", "spread")
 _OF_PLAN = ("records_per_holder", "combine")
 _OF_RECORDS = ("strictest", *_OF_PLAN)
 READINGS = ("estimate", "strict")
@@ -52,7 +52,10 @@ class TrainSettings:
     ] = None
     combine: Annotated[str | None, typer.Option(help="Whether the mean (default) or the sum of a holder's gradients is clipped.")] = None
     model: Annotated[str | None, typer.Option(help="Model by name; otherwise the usual one for the data.")] = None
-    scheme: Annotated[str | None, typer.Option(help="scale (default), sample, hybrid, uniform, exclude or sequential.")] = None
+    scheme: Annotated[
+        str | None,
+        typer.Option(help="scale (default), sample, hybrid, uniform, exclude, sequential, rounds, jorgensen, adapdp; equal with a filter."),
+    ] = None
     # a small share's budget is not for a log
     epsilon: Annotated[str | None, typer.Option(help="Epsilon of each group, separated by commas; inf marks public records.")] = field(
         default=None, repr=False
@@ -76,16 +79,23 @@ class TrainSettings:
     momentum: Annotated[float | None, typer.Option(help="Momentum of sgd.")] = None
     mix: Annotated[float | None, typer.Option(help="hybrid: share of sampling, in [0, 1].")] = None
     max_excess: Annotated[float | None, typer.Option(help="hybrid: as much sampling as this excess allows.")] = None
-    threshold: Annotated[float | None, typer.Option(help="exclude: the smallest epsilon that takes part.")] = None
+    threshold: Annotated[
+        str | None, typer.Option(help="exclude: the smallest epsilon that takes part; rounds: fixed:W, adaptive, or numbers with commas.")
+    ] = None
+    rounds: Annotated[int | None, typer.Option(help="rounds, adapdp: how many there are.")] = None
+    spread: Annotated[str | None, typer.Option(help="rounds, adapdp: onion, even or search.")] = None
+    form: Annotated[str | None, typer.Option(help="rounds, adapdp: sound (default), or published, for comparison.")] = None
+    unsound: Annotated[bool, typer.Option("--unsound", help="With --form published: its guarantee does not hold, and you know.")] = False
     order: Annotated[str | None, typer.Option(help="sequential: strictest-first or open-first.")] = None
     individual: Annotated[
         str | None,
         typer.Option(help="Individual accounts: estimate or strict (readings), ladder or renyi (filters that let cheap people go on)."),
     ] = None
-    refresh: Annotated[int | None, typer.Option(help="Individual accounts: steps between looks at everybody's norms; an epoch.")] = None
-    full_steps: Annotated[
-        int | None, typer.Option(help="Filters: how many of the steps a holder at full norm pays for; otherwise three in four.")
+    refresh: Annotated[
+        int | None, typer.Option(help="Individual accounts: steps between looks at everybody's norms; usually an epoch.")
     ] = None
+    full_steps: FullSteps = None
+    ladder: Ladder = None
     reserve: Annotated[float | None, typer.Option(help="Share of every budget kept for later releases.")] = None
     max_physical_batch: Annotated[int | None, typer.Option(help="Most examples in memory at once.")] = None
     seed: Annotated[int | None, typer.Option(help="For tests: a seeded run can be repeated, and is not private.")] = None
@@ -124,14 +134,7 @@ class TrainSettings:
             raise SartorError(f"--records-per-holder must be 1 or more, not {self.records_per_holder}.")
         if self.combine not in (None, *COMBINED):
             raise SartorError(f'--combine is mean or sum, not "{self.combine}".')
-        if self.individual not in (None, *READINGS, *FILTERS):
-            raise SartorError(f'--individual is one of {", ".join((*READINGS, *FILTERS))}, not "{self.individual}".')
-        if self.refresh is not None and self.individual is None:
-            raise SartorError("--refresh goes with --individual.")
-        if self.full_steps is not None and self.individual not in FILTERS:
-            raise SartorError("--full-steps goes with a filter: --individual ladder or renyi.")
-        if self.refresh is not None and self.refresh < 1:
-            raise SartorError(f"--refresh must be 1 or more, not {self.refresh}.")
+        self.filter.check(self.accountant)
         self.allowed()
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise SartorError(f"the largest physical batch (--max-physical-batch) must be 1 or more, not {self.max_physical_batch}.")
@@ -152,7 +155,10 @@ class TrainSettings:
     @property
     def of_scheme(self) -> dict[str, Any]:
         """The options that are the scheme's own."""
-        return {name: value for name, value in said(self).items() if name in _OF_SCHEME}
+        found = {name: value for name, value in said(self).items() if name in _OF_SCHEME}
+        if self.threshold is not None:
+            found["threshold"] = threshold_of(self.scheme or "scale", self.threshold)
+        return found
 
     @property
     def of_records(self) -> dict[str, Any]:
@@ -164,17 +170,25 @@ class TrainSettings:
         """What a plan is told of holders with several records."""
         return {name: value for name, value in self.of_records.items() if name in _OF_PLAN}
 
+    @property
+    def filter(self) -> FilterOptions:
+        """What was said of individual accounts."""
+        return FilterOptions(
+            option="--individual",
+            kind=self.individual,
+            refresh=self.refresh,
+            full_steps=self.full_steps,
+            ladder=self.ladder,
+            others=READINGS,
+        )
+
     def of_filter(self, recipe: usual.Recipe, holders: int) -> dict[str, Any]:
         """What a plan is told of a filter; nothing, where there is none."""
-        if self.individual not in FILTERS:
-            return {}
-        every = self.every(recipe, holders)
-        usually = min(max(1, recipe.steps * 3 // 4 // every) * every, recipe.steps)
-        return {"filter": self.individual, "refresh": every, "full_steps": usually if self.full_steps is None else self.full_steps}
+        return self.filter.of_plan(steps=recipe.steps, batch=recipe.batch, holders=holders)
 
     def every(self, recipe: usual.Recipe, holders: int) -> int:
-        """Steps between looks at everybody's norms: as was said, or in which as many people are drawn as there are."""
-        return min(recipe.steps, self.refresh or max(1, math.ceil(holders / recipe.batch)))
+        """Steps between looks at everybody's norms."""
+        return self.filter.every(steps=recipe.steps, batch=recipe.batch, holders=holders)
 
     def check_records(self, several: bool) -> None:
         """Refuse what is for holders with several records, where there are none."""
@@ -188,9 +202,7 @@ class TrainSettings:
         """How the model is trained on so many holders: as was said, and otherwise as is usual for the data."""
         known = usual.recipe_for(holders) if self.dataset is None else usual.recipe(self.dataset)
         names = {field.name for field in fields(known)}
-        if self.individual == "renyi" and self.accountant is None:
-            known = known.but({"accountant": "rdp"})
-        return known.but({name: value for name, value in said(self).items() if name in names})
+        return known.but({**self.filter.accountant, **{name: value for name, value in said(self).items() if name in names}})
 
     def anchored(self) -> TrainSettings:
         """The same with files and folders that are found from any other folder."""
