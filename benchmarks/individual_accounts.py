@@ -2,6 +2,7 @@
 
     python benchmarks/individual_accounts.py                  # 60,000 holders, 200 looks at their norms, three budgets
     python benchmarks/individual_accounts.py --compared 300   # compares more holders, which takes some minutes
+    python benchmarks/individual_accounts.py --training DIR   # their part of a training run on MNIST, with one look in each epoch
 
 Direct computation evaluates the Rényi divergence of every compared holder and look at all orders of the accountant. The compared are
 drawn at random, and those who are read highest and lowest in each group are among them. Seconds count building the tables, rounding
@@ -95,6 +96,7 @@ def measured(asked: argparse.Namespace) -> dict[str, Any]:
 
     with watch.during("build"):
         readings = Readings(Costs(plan), budgets, "strict")
+        assert len(readings.costs.table)  # which is built when it is first asked for
     for look, count in enumerate(counts):
         seen = norms.at(look) * readings.clips
         with watch.during("round"):
@@ -125,6 +127,51 @@ def measured(asked: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def part_of_training(folder: str, epochs: int) -> dict[str, float]:
+    """Seconds of a training run on MNIST, and those of them that are the accounts': tables, rounding, charging and the reading."""
+    import torch
+
+    from sartor.data import load
+    from sartor.models import build
+    from sartor.sgd import private, stretches
+
+    torch.set_num_threads(1)
+    data, watch = load("mnist", folder), Watch()
+    watch.seconds = dict.fromkeys(("passes", "begun", "built", "read", "run"), 0.0)
+
+    class Timed(stretches.Stretches):
+        def __init__(self, plan: sartor.Plan, budgets: sartor.Budgets, kind: str, refresh: int, norms: Any) -> None:
+            def passed(holders: int, stretch: int) -> Array:
+                with watch.during("passes"):
+                    return np.asarray(norms(holders, stretch))
+
+            with watch.during("built"):
+                super().__init__(plan, budgets, kind, refresh, passed)
+
+        def begin(self, step: int) -> int:
+            with watch.during("begun"):
+                return super().begin(step)
+
+        def reading(self) -> Any:
+            with watch.during("read"):
+                return super().reading()
+
+    budgets = sartor.Budgets.from_shares(tuple(SHARES), tuple(SHARES.values()), holders=len(data.train), delta=DELTA, seed=0)
+    refresh = len(data.train) // BATCH
+    plan = sartor.plan(budgets, "scale", steps=epochs * refresh, batch=BATCH, clip=0.2)
+    model = build("mnist-cnn", shape=data.shape, classes=data.classes, vocabulary=data.vocabulary).to(memory_format=torch.channels_last)
+    private.Stretches, kept = Timed, private.Stretches  # type: ignore[attr-defined,misc]
+    try:
+        with watch.during("run"):
+            sartor.fit(model, data.train, budgets, plan, lr=0.6, tracking=sartor.Tracking("strict", refresh), progress=False)
+    finally:
+        private.Stretches = kept  # type: ignore[attr-defined]
+    seconds = watch.seconds
+    accounts = seconds["built"] + seconds["read"] + seconds["begun"] - seconds["passes"]
+    steps = seconds["run"] - seconds["passes"] - accounts
+    return {"epochs": epochs, "steps": steps, "passes": seconds["passes"], "accounts": accounts, "share": accounts / (steps + accounts)}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -133,7 +180,12 @@ def main() -> None:
     parser.add_argument("--compared", type=int, default=60, help="holders whose accounts are computed directly too")
     parser.add_argument("--scheme", choices=("sample", "scale", "hybrid", "uniform"), default="sample")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--training", metavar="DIR", help="train on the MNIST of this folder and tell the accounts' part of the seconds")
+    parser.add_argument("--epochs", type=int, default=20)
     asked = parser.parse_args()
+    if asked.training:
+        print(json.dumps(part_of_training(asked.training, asked.epochs)))
+        return
     figures = measured(asked)
     if asked.json:
         print(json.dumps(figures, indent=2))
