@@ -48,7 +48,7 @@ test-long: lint types
 	$(PYTEST) --long
 
 test-deployment: $(STAMP)
-	$(BIN)/python -m pytest --long tests/federated/test_deployment.py
+	$(BIN)/python -m pytest --long tests/federated/test_deployment.py tests/cli/test_federate.py -k 'deployment or simulation_on_flower'
 
 test-kernels: $(STAMP)
 	$(OTHER_KERNELS) $(PYTEST) -k 'not resnet18' $(NUMERICAL)

@@ -57,7 +57,7 @@ def solved(thresholds, budgets, delta, *, onion):
         return sound([law for law, _ in laws], [chance for _, chance in laws]).epsilon(at)
 
     of = spreads.Levels(np.array(budgets), np.full(len(budgets), delta), np.ones(len(budgets)), np.arange(len(budgets)))
-    first = spreads._first_chances(of, tuple(thresholds), onion=onion)
+    first = spreads.first_chances(of.epsilon, tuple(thresholds), onion=onion)
     schedule = spreads.Schedule(of, tuple(thresholds), steps, first, onion)
     return own, spreads._with_chances(schedule, cost, 1e-4).chance
 

@@ -24,6 +24,7 @@ def whole(tmp_path_factory):
     return json.loads(out.getvalue(), parse_constant=pytest.fail), page.read_text(), err.getvalue()
 
 
+@pytest.mark.long
 def test_the_document_compares_four_schemes(whole):
     document, _, err = whole
     assert document.keys() == {"runs", "seconds"}
@@ -32,6 +33,7 @@ def test_the_document_compares_four_schemes(whole):
     assert re.fullmatch(r"wrote .+page\.html\.\n", err)
 
 
+@pytest.mark.long
 def test_individual_budgets_gain_more_than_two_and_a_half_points_over_uniform(whole):
     accuracy = {run["scheme"]: run["accuracy"] for run in whole[0]["runs"]}
     assert accuracy["uniform"] > 0.82  # a fair rival: as good as its best learning rate makes it
@@ -40,6 +42,7 @@ def test_individual_budgets_gain_more_than_two_and_a_half_points_over_uniform(wh
     assert all(0 < run["accuracy_std"] < 0.05 for run in whole[0]["runs"])
 
 
+@pytest.mark.long
 def test_nobody_spends_more_than_they_allow_and_uniform_leaves_budgets_unused(whole):
     none, uniform, *individual = whole[0]["runs"]
     assert none["groups"] == []
@@ -50,6 +53,7 @@ def test_nobody_spends_more_than_they_allow_and_uniform_leaves_budgets_unused(wh
     assert all(group["spent"] >= 0.995 * group["epsilon"] for run in individual for group in run["groups"])
 
 
+@pytest.mark.long
 def test_the_page_stands_alone_and_shows_what_the_document_says(whole):
     document, page, _ = whole
     assert "http" not in page

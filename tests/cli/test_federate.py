@@ -126,6 +126,7 @@ def test_help_says_what_an_engine_and_an_address_are(run):
     assert "ADDRESS is for --engine deployment: the host and port of a SuperLink on this machine, or the name" in said
 
 
+@pytest.mark.long  # make test-deployment runs it, too
 def test_a_simulation_on_flower_from_a_folder_with_a_space_in_its_name(tmp_path):
     """Twelve clients, three rounds, in a process of its own, as Ray likes it."""
     pytest.importorskip("ray", reason="ray is not installed: pip install 'sartor[federated]'")

@@ -30,7 +30,7 @@ def loaded(name):
         raise
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name == "cifar10" else name for name in EXPECTED])
 def test_counts_and_first_labels_are_the_published_ones(name):
     data = loaded(name)
     train, test, classes, shape, first = EXPECTED[name]

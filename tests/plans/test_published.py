@@ -13,6 +13,7 @@ from sartor.accounting import SampledGaussian, coins, noise_for
 from sartor.accounting import rounds as quick
 from sartor.plans.published import Published, published
 from sartor.sgd import fit_published
+from sartor.sgd import published as training
 from sartor_testing import rounds_reference as reference
 
 BUDGETS = sartor.Budgets.from_groups([(0.5, 60), (0.8, 40), (1.0, 50)], delta=1e-5)
@@ -100,8 +101,48 @@ def test_it_trains_where_it_is_said_that_it_is_unsound(scheme):
         fit_published(model, data, sartor.Budgets.from_groups([(0.5, 150)], delta=1e-5), form, unsound=True)
 
 
+def test_what_is_trained_has_the_noise_that_was_judged(monkeypatch):
+    form, seen = made(3, accountant="rdp"), []
+    inner = training.fit
+    monkeypatch.setattr(training, "fit", lambda *given, **others: seen.append(given[3].noise_multiplier) or inner(*given, **others))
+    data = TensorDataset(torch.randn(150, 3), torch.zeros(150, dtype=torch.long))
+    fit_published(torch.nn.Linear(3, 2), data, BUDGETS, form, unsound=True, seed=3, progress=False)
+    assert seen == pytest.approx([one.noise_multiplier for one in form.rounds if len(one.drawn)], rel=1e-3)
+    assert all(used >= one.noise_multiplier for used, one in zip(seen, form.rounds, strict=True))
+
+
+def test_rounds_that_draw_nobody_are_counted():
+    few = sartor.Budgets([0.5] * 3, delta=1e-5)
+    with pytest.warns(sartor.Unsound):
+        form = published(few, steps=10, batch=1, rounds=10, threshold=[3.0] * 10, seed=2)
+    assert any(not len(one.drawn) for one in form.rounds)
+    assert form.promised_delta == pytest.approx(1e-5 * len(form.rounds))
+
+
+def test_figures_about_protected_records_and_kept_runs_are_refused():
+    form, data = made(2), TensorDataset(torch.randn(150, 3), torch.zeros(150, dtype=torch.long))
+    with pytest.raises(sartor.SartorError, match="public= holds records"):
+        fit_published(torch.nn.Linear(3, 2), data, BUDGETS, form, unsound=True, public=data)
+    with pytest.raises(sartor.SartorError, match="leave callbacks out"):
+        fit_published(torch.nn.Linear(3, 2), data, BUDGETS, form, unsound=True, callbacks=[print])
+    with pytest.raises(sartor.SartorError, match="unsound=True"):
+        fit_published(torch.nn.Linear(3, 2), data, BUDGETS, form)
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"scheme": "scale"}, {"rounds": 0}, {"rounds": 13}, {"batch": 151}, {"threshold": "no"}, {"threshold": [0.5]}]
+    "wrong",
+    [
+        {"scheme": "scale"},
+        {"rounds": 0},
+        {"rounds": 13},
+        {"batch": 151},
+        {"threshold": "no"},
+        {"threshold": [0.5]},
+        {"steps": 12.5},
+        {"steps": "12"},
+        {"clip": -1},
+        {"clip": float("nan")},
+    ],
 )
 def test_what_makes_no_sense_is_refused(wrong):
     with pytest.raises(sartor.SartorError):

@@ -212,3 +212,46 @@ def test_a_sampled_step_inside_is_what_the_exposure_says():
     inner = plan.exposure(0).parts[0].exposure
     assert isinstance(inner, SampledGaussian)
     assert (inner.rate, inner.noise_multiplier, inner.steps) == (plan.stages[0].rate[0], plan.stages[0].noise_multiplier, 100)
+
+
+def test_a_shown_plan_whose_groups_sit_rounds_out_is_read_back():
+    plan = made(threshold=[0.6, 0.9, 1.0], rounds=None)
+    assert any(len(stage.groups) < len(plan) for stage in plan.stages)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    shorter = json.loads(json.dumps(plan.to_json()))
+    shorter["stages"][0]["inclusion"] = [1.0]
+    with pytest.raises(sartor.SartorError, match="for each of its groups"):
+        Plan.from_json(shorter)
+
+
+@pytest.mark.parametrize("scheme", ["rounds", "adapdp"])
+def test_neither_thresholds_nor_weights_tell_what_one_person_allows(scheme):
+    budgets = sartor.Budgets([0.5] * 1_000 + [0.937], delta=1e-5)
+    plan = sartor.plan(budgets, scheme, steps=50, batch=100, rounds=3)
+    assert plan.options["thresholds"][-1] == 0.937
+    assert "0.937" not in str(plan) + json.dumps(plan.to_json())
+    taus = np.array(plan.options["thresholds"])
+    sizes = weights(plan) / taus
+    assert sizes[-1] / sizes[0] == pytest.approx(0.01)  # ten of a thousand, where there is one
+
+
+def test_rounds_of_an_onion_have_about_the_same_noise():
+    plan = sartor.plan(MANY, "rounds", steps=3_000, batch=64, rounds=10)
+    noise = np.array([stage.noise_multiplier for stage in plan.stages])
+    steps = np.array([stage.steps for stage in plan.stages])
+    assert np.all(noise[steps > 20] < 1.1 * noise[0])
+    assert noise.max() < 2 * noise[0]
+
+
+def test_budgets_that_no_grid_serves_are_infeasible():
+    budgets = sartor.Budgets.from_groups([(1e-3, 5_000), (1.0, 5_000)], delta=1e-5)
+    with pytest.raises(sartor.Infeasible, match="too small, or too far apart"):
+        sartor.plan(budgets, "rounds", steps=100, batch=256, spread="search", rounds=3)
+
+
+def test_options_are_plain_numbers():
+    plan = made("even", rounds=np.int64(2), threshold=np.array([1.0, 1.0]))
+    assert Plan.from_json(json.loads(json.dumps(plan.record()))) == plan
+    for wrong in (object(), 1j, b"adaptive", [], {0.6, 1.0}):
+        with pytest.raises(sartor.SartorError, match="a threshold is"):
+            made("even", threshold=wrong)

@@ -106,7 +106,7 @@ def test_who_is_close_to_a_rung_is_looked_at_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["counted", "settled"])
-def test_a_charge_that_is_interrupted_ends_the_run(monkeypatch, where):
+def test_a_charge_that_is_interrupted_ends_the_run_and_is_not_kept(monkeypatch, tmp_path, where):
     """Otherwise the stretch would be taken with the rungs of the one before, and nobody's units."""
     model, optimizer, loader = begun()
     add = Readings.add
@@ -126,6 +126,9 @@ def test_a_charge_that_is_interrupted_ends_the_run(monkeypatch, where):
         next(iter(loader))
     assert optimizer.run.steps == 0
     assert model is not None
+    with pytest.raises(SartorError, match="interrupted while a stretch was charged"):  # whoever resumed it would have a stretch for nothing
+        save_checkpoint(tmp_path / "kept", optimizer, loader, fingerprint(loader.draws.stretches.plan, people(), records()))
+    assert not (tmp_path / "kept" / "current").exists()
 
 
 def test_a_look_that_is_interrupted_can_be_taken_again(monkeypatch):

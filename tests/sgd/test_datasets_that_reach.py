@@ -275,10 +275,11 @@ HONEST = {
     "a part of a part": lambda folder: Subset(Subset(Rows(), ORDER.tolist()), ORDER[:90].numpy()),
     "parts": lambda folder: ConcatDataset([Rows(), Subset(Rows(), ORDER[:40].tolist()), TensorDataset(INPUTS[:30], TARGETS[:30])]),
 }
+SLOW = ("Backwards", "InAnOrder")  # whose rows are looked for, one by one
 
 
 @pytest.mark.parametrize("way", ["fit", "loop"])
-@pytest.mark.parametrize("data", HONEST)
+@pytest.mark.parametrize("data", [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in HONEST])
 def test_a_data_set_that_makes_each_record_of_its_own_row_trains(data, way, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", Unchecked)

@@ -68,6 +68,20 @@ def test_what_cannot_be_is_refused(tmp_path):
         fit_members(nn.Linear(4, 2), data(), BUDGETS, plan(), checkpoints=sartor.Checkpoints(tmp_path))
     with pytest.raises(sartor.SartorError, match="weight"):
         Average([nn.Linear(1, 2)], [0.0])
+    for wrong, reason in (
+        ({"evaluation": Evaluation(data())}, "public= holds records"),
+        ({"evaluation": public()}, "sartor.Evaluation"),
+        ({"evaluation": Evaluation(public(), every=2)}, "evaluated then"),
+        ({"evaluation": Evaluation(sensitive=True)}, "evaluated then"),
+        ({"scheduler": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1)}, "a scheduler would not"),
+    ):
+        model = nn.Linear(4, 2)
+        before = model.weight.detach().clone()
+        with pytest.raises(sartor.SartorError, match=reason):
+            fit_members(model, data(), BUDGETS, plan(), progress=False, **wrong)
+        assert torch.equal(model.weight, before)
+    with pytest.raises(sartor.SartorError, match="plan of rounds"):
+        fit_members(nn.Linear(4, 2), data(), BUDGETS, None)
 
 
 def test_a_plan_of_rounds_trains_and_resumes_with_the_coins_that_fell(tmp_path):

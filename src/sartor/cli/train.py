@@ -245,7 +245,7 @@ def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
 
     recipe, steps = job.recipe, job.plan.steps
     if job.plan.scheme == "adapdp":
-        return _members(job, resume)
+        return _members(job, folder)
     try:
         return sartor.fit(
             job.model,
@@ -274,26 +274,32 @@ def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
         raise typer.Exit(130) from None
 
 
-def _members(job: _Job, resume: bool) -> Result:
+def _members(job: _Job, folder: RunFolder | None) -> Result:
     """One model for each round; members of earlier rounds are in no checkpoint, so such a run is taken in one go."""
-    from sartor.sgd import Evaluation, Execution, fit_members
+    from sartor.sgd import Evaluation, Execution, NotFinite, fit_members
 
-    if resume:
-        raise SartorError('a run of scheme "adapdp" cannot be continued: members of earlier rounds are in no checkpoint.')
-    return fit_members(
-        job.model,
-        job.data.train,
-        job.budgets,
-        job.plan,
-        lr=job.recipe.lr,
-        optimizer=job.recipe.optimizer,
-        momentum=job.recipe.momentum,
-        evaluation=Evaluation(job.data.test if len(job.data.test) else None),
-        execution=Execution(max_physical_batch=job.asked.max_physical_batch),
-        seed=job.asked.seed,
-        ownership=job.data.ownership,
-        tracking=job.tracking,
-    )
+    try:
+        return fit_members(
+            job.model,
+            job.data.train,
+            job.budgets,
+            job.plan,
+            lr=job.recipe.lr,
+            optimizer=job.recipe.optimizer,
+            momentum=job.recipe.momentum,
+            evaluation=Evaluation(job.data.test if len(job.data.test) else None),
+            execution=Execution(max_physical_batch=job.asked.max_physical_batch),
+            seed=job.asked.seed,
+            ownership=job.data.ownership,
+            tracking=job.tracking,
+        )
+    except NotFinite as stop:
+        if folder is not None:
+            folder.write_account({**stop.account.to_json(), "ended": str(stop)})
+        raise
+    except KeyboardInterrupt:
+        say('stopped; a run of scheme "adapdp" has no checkpoint, so it cannot be continued, and nothing of it was released.')
+        raise typer.Exit(130) from None
 
 
 def _keep(job: _Job, folder: RunFolder, result: Result) -> None:

@@ -28,6 +28,7 @@ from sartor.budgets import Budgets
 from sartor.errors import Infeasible, SartorError
 from sartor.plans import Plan
 from sartor.plans import plan as plan_steps
+from sartor.plans.build import OF_ROUNDS
 
 Array = NDArray[np.float64]
 
@@ -183,4 +184,9 @@ def plan(
         >>> plan.update_noise_multiplier > plan.accounted.noise_multiplier
         True
     """
+    if scheme in OF_ROUNDS:
+        raise SartorError(
+            f'scheme "{scheme}" decides by coins that are tossed once who is in a round, and a server that starts again has new ones: '
+            "use sample, scale or hybrid."
+        )
     return FederatedPlan(plan_steps(budgets, scheme, steps=rounds, batch=per_round, clip=clip, accountant=accountant, **options), adaptive)

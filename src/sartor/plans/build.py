@@ -372,10 +372,15 @@ def _rounds(
 
 def plain_options(options: dict[str, Any]) -> dict[str, Any]:
     """Options as a document has them: of several numbers, a list of plain ones."""
-    return {
-        name: [float(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
-        for name, value in options.items()
-    }
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
+            found[name] = [float(one) for one in value]
+        elif isinstance(value, Integral) and not isinstance(value, bool):
+            found[name] = int(value)
+        else:
+            found[name] = value
+    return found
 
 
 def _nudged(problem: Problem, rate: Array, clips: Array, noise: float, found: Parameters) -> tuple[Array, Array]:

@@ -79,12 +79,19 @@ def _document(plan: Plan, groups: list[dict[str, Any]], stages: list[dict[str, A
         **_of_records(plan),
         **({"noise_multiplier": plan.noise_multiplier} if plain else {}),
         "reserve": plan.reserve,
-        "options": {key: _number(value) if isinstance(value, float) else value for key, value in plan.options.items()},
+        "options": {
+            key: _number(value) if isinstance(value, float) else value for key, value in shown_options(plan, merged=merged).items()
+        },
         "merged": merged,
         **({} if plan.filter is None else {"filter": plan.filter.to_json()}),
         "groups": groups,
         **({} if plain else {"stages": stages}),
     }
+
+
+def shown_options(plan: Plan, *, merged: bool) -> dict[str, Any]:
+    """The scheme's options; where small groups are merged, without what was made from budgets: a threshold may be one person's."""
+    return {name: value for name, value in plan.options.items() if not (merged and name == "thresholds")}
 
 
 def _of_records(plan: Plan) -> dict[str, Any]:
@@ -203,15 +210,15 @@ def _read(groups: Any, name: str, number: Callable[[Any], float] = from_json_num
 
 
 def _read_stage(stage: Mapping[str, Any], count: int) -> Stage:
-    groups = stage.get("groups", range(count))
-    return Stage(
-        _whole(stage["steps"], "steps"),
-        from_json_number(stage["noise_multiplier"]),
-        rate=[from_json_number(value) for value in stage["rate"]],
-        clips=[from_json_number(value) for value in stage["clip"]],
-        groups=[_whole(group, "a group") for group in groups],
-        inclusion=[from_json_number(value) for value in stage["inclusion"]],
-    )
+    groups = [_whole(group, "a group") for group in stage.get("groups", range(count))]
+    columns = [[from_json_number(value) for value in stage[name]] for name in ("rate", "clip", "inclusion")]
+    if any(len(column) != len(groups) for column in columns):
+        raise SartorError("this is not a plan: a stage has a rate, a clip and a probability for each of its groups.")
+    # where a document shows all groups, zeros stand for those that have no part in the stage
+    there = [place for place in range(len(groups)) if "groups" in stage or any(column[place] for column in columns)]
+    rate, clips, inclusion = ([column[place] for place in there] for column in columns)
+    steps, noise = _whole(stage["steps"], "steps"), from_json_number(stage["noise_multiplier"])
+    return Stage(steps, noise, rate, clips, [groups[place] for place in there], inclusion)
 
 
 def _turns(document: Mapping[str, Any], groups: Any) -> list[Stage]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,8 @@ class Published:
     clip: float
     delta: float
     groups: Groups = field(repr=False)
-    rounds: tuple[PublishedRound, ...]
+    rounds: tuple[PublishedRound, ...] = field(repr=False)
+    accountant: str = "pld"
     seeded: bool = False
 
     sound = False
@@ -91,8 +93,8 @@ class Published:
     def really_spends(self) -> Array:
         """Epsilon that each group spends, at the promised delta: by every way the coins of one holder can fall.
 
-        The sequence of thresholds is held fixed as it came out. In truth it follows from everybody's coins, so this is what a holder
-        spends at least. Figures are upper bounds on the rounds as they are held fixed, by a fifth of a hundredth at most.
+        The sequence of thresholds is held fixed as it came out, and for that sequence figures are upper bounds, by a fifth of a hundredth
+        at most. In truth thresholds follow from everybody's coins, which is not counted and can only add to it.
         """
         taus = [one.threshold for one in self.rounds]
         step = max(float(self.groups.epsilon.min()) / _CELLS, max(taus) / _MOST_CELLS)
@@ -165,12 +167,22 @@ def published(
     """
     if scheme not in KINDS:
         raise SartorError(f'the schemes "rounds" and "adapdp" have a published form, not "{scheme}".')
+    if not isinstance(budgets, Budgets):
+        raise SartorError("the published form is made for sartor.Budgets.")
     groups = budgets.groups
     if not np.all(np.isfinite(groups.epsilon)):
         raise SartorError("the published form knows no public records: every budget must be finite.")
-    if not isinstance(rounds, int) or isinstance(rounds, bool) or not 1 <= rounds <= steps:
-        raise SartorError(f"rounds are a whole number from 1 to the {steps} steps, not {rounds!r}.")
-    if not 0 < batch <= len(budgets):
+    for name, value in (("steps", steps), ("rounds", rounds)):
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise SartorError(f"{name} must be a whole number of 1 or more, not {value!r}.")
+    for name, size in (("batch", batch), ("clip", clip)):
+        if not isinstance(size, Real) or isinstance(size, bool) or not 0 < size < np.inf:
+            raise SartorError(f"{name} must be a number above 0 and finite, not {size!r}.")
+    if rounds > steps:
+        raise SartorError(f"there are {steps} steps for {rounds} rounds: every round needs one at least.")
+    if isinstance(threshold, Real):
+        threshold = (float(threshold),)
+    if batch > len(budgets):
         raise Infeasible(f"an expected batch of {batch:g} cannot be drawn from {len(budgets)} holders.")
     rule = KINDS[scheme] if threshold is None else threshold
     taus = None if thresholds.is_rule(rule) else thresholds.given(rule, rounds)
@@ -183,16 +195,15 @@ def published(
         tau = thresholds.best(*_counted(left[alive]), str(rule)) if taus is None else taus[place]
         chance = np.array([coins.chance_of(b, tau) for b in np.unique(left)])[np.unique(left, return_inverse=True)[1]]
         drawn = np.flatnonzero(1 - stream.generator("inclusion", place).random(len(left)) <= chance)
-        if not len(drawn):
-            continue
-        rate = min(1.0, batch / len(drawn))
+        rate = min(1.0, batch / max(len(drawn), 1))  # where nobody was drawn, as if one had been: that coin was tossed, too
         noise = float(noise_for(tau, delta, rate=rate, steps=count, accountant=accountant))
         found.append(PublishedRound(tau, count, rate, noise, drawn))
         left[drawn] = np.maximum(left[drawn] - tau, 0.0)
         left[left < 1e-9] = 0.0
-    if not found:
+    if not any(len(one.drawn) for one in found):
         raise Infeasible("no round drew anybody; the budgets are too small for these thresholds.")
-    made = Published(scheme, sum(one.steps for one in found), float(batch), float(clip), delta, groups, tuple(found), stream.seeded)
+    done = sum(one.steps for one in found)
+    made = Published(scheme, done, float(batch), float(clip), delta, groups, tuple(found), accountant, stream.seeded)
     over = made.really_spends > made.promised
     worst = float(np.max(made.really_spends / made.promised))
     warnings.warn(Unsound(_WARNED.format(int(over.sum()), len(over), worst)), stacklevel=2)

@@ -15,18 +15,22 @@ Breaks if: a round that did not draw a holder is not charged to them: the coin h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.errors import SartorError
+from sartor.accounting.gaussian import mu_for
+from sartor.accounting.losses import TooFine
+from sartor.confidential import FEWEST
+from sartor.errors import Infeasible, SartorError
 from sartor.plans import thresholds as thresholds_of
 from sartor.plans.problem import Problem, Scheduled
 from sartor.plans.registry import register
 from sartor.plans.search import searched, spread_steps
-from sartor.plans.spreads import Round, solved
+from sartor.plans.spreads import Round, first_chances, solved
 from sartor.plans.thresholds import Threshold
 
 Array = NDArray[np.float64]
@@ -63,6 +67,8 @@ def weights(plan: Any) -> Array:
     if taus is None or len(taus) != len(plan.stages):
         raise SartorError("this plan has no rounds: only those of the schemes rounds, jorgensen and adapdp do.")
     sizes = [float(plan.holders[stage.groups] @ stage.inclusion) for stage in plan.stages]
+    if plan.view.merged:  # the weights are a part of the model: they are not to tell how many a small group has
+        sizes = [float(f"{max(size, FEWEST):.1g}") for size in sizes]
     found = np.asarray(taus, float) * np.array(sizes)
     return np.asarray(found / found.sum())
 
@@ -72,18 +78,41 @@ def _scheduled(problem: Problem, count: int | None, spread: str, threshold: Any,
         raise SartorError(f'a spread is {", ".join(SPREADS[:-1])} or {SPREADS[-1]}, not "{spread}".')
     if isinstance(threshold, Real):
         threshold = (threshold,)
+    elif threshold is not None and not isinstance(threshold, str):
+        if not isinstance(threshold, (Sequence, np.ndarray)) or isinstance(threshold, bytes) or not len(threshold):
+            raise SartorError(f'a threshold is "fixed:W", "adaptive", or a list of one number for each round, not {threshold!r}.')
+        threshold = tuple(threshold)
     if count is None:
         count = 5 if threshold is None or isinstance(threshold, str) else len(threshold)
     if not isinstance(count, Integral) or isinstance(count, bool) or not 1 <= count <= _MOST_ROUNDS:
         raise SartorError(f"rounds are a whole number from 1 to {_MOST_ROUNDS}, not {count!r}.")
     if count > problem.steps:
         raise SartorError(f"there are {problem.steps} steps for {count} rounds: every round needs one at least.")
-    if spread == "search":
-        if threshold is not None:
-            raise SartorError("the search chooses its own thresholds; leave threshold out, or give another spread.")
-        return _found(searched(problem, int(count)))
-    taus = chosen(problem.epsilon, problem.weight, int(count), usual if threshold is None else threshold, onion=spread == "onion")
-    return _found(solved(problem, taus, spread_steps(problem.steps, np.ones(len(taus))), onion=spread == "onion"))
+    if spread == "search" and threshold is not None:
+        raise SartorError("the search chooses its own thresholds; leave threshold out, or give another spread.")
+    try:
+        if spread == "search":
+            return _found(searched(problem, int(count)))
+        taus = chosen(problem.epsilon, problem.weight, int(count), usual if threshold is None else threshold, onion=spread == "onion")
+        return _found(solved(problem, taus, _steps(problem, taus, onion=spread == "onion"), onion=spread == "onion"))
+    except (TooFine, OverflowError, FloatingPointError):
+        raise Infeasible(
+            "these budgets are too small, or too far apart, for rounds: no grid of privacy losses serves all of them; use scheme scale or "
+            "sample."
+        ) from None
+
+
+def _steps(problem: Problem, taus: tuple[float, ...], *, onion: bool) -> tuple[int, ...]:
+    """Of each round the steps: even ones are alike; of an onion, as many as give all about the same noise.
+
+    A round that adds little to what is spent, or has few people, would otherwise have steps of next to nothing but noise. By Gaussians: a
+    round from a to b has n q^2 / noise^2 of about mu(b)^2 - mu(a)^2, with q = batch / size.
+    """
+    if not onion:
+        return spread_steps(problem.steps, np.ones(len(taus)))
+    square = np.array([mu_for(tau, float(problem.delta.min())) ** 2 for tau in taus])
+    size = first_chances(problem.epsilon, taus, onion=True) @ problem.weight
+    return spread_steps(problem.steps, np.maximum(np.diff(square, prepend=0.0) * size**2, 1e-300))
 
 
 def chosen(epsilon: Array, weight: Array, count: int, threshold: Threshold, *, onion: bool) -> tuple[float, ...]:

@@ -5,6 +5,8 @@ pi_gr that a member takes part in it at all. C(parts; delta) is what a compositi
 accountant, and delta* the smallest delta of all. Rates follow from the coins: q_r = batch / (sum over g of holders_g pi_gr), 1 at most.
 
 - `onion`, thresholds ascending, tau_0 = 0: in round r every holder may spend the part of their budget between tau_(r-1) and tau_r.
+  Steps are in proportion to (mu_r^2 - mu_(r-1)^2) size_r^2, with mu_r the ratio of a Gaussian that costs tau_r, and size_r how many are
+  expected by the published coins: so all rounds have about the same noise.
   The noise of round r is the least with C(rounds 1 to r, all for sure; delta*) <= tau_r. A group with eps >= tau_r is in it for sure, one
   with eps <= tau_(r-1) not at all, and one between by the largest coin with C(rounds 1 to r-1 for sure, round r by pi; delta) <= eps.
 - `even`: a k-th of every budget, composed, is spent in each round. The noise of round r is the least with C(k times round r, for sure;
@@ -176,7 +178,8 @@ def proposed(problem: Problem, thresholds: tuple[float, ...], steps: tuple[int, 
     of = Levels.of(problem)
     least = float(of.delta.min())
     cost = costs(problem.accountant, max(float(of.epsilon.min()), max(thresholds) * _SMALLEST), least, len(steps))
-    now = Schedule(of, thresholds, tuple(_Steps(0.0, 1.0, count) for count in steps), _first_chances(of, thresholds, onion=onion), onion)
+    begin = first_chances(of.epsilon, thresholds, onion=onion)
+    now = Schedule(of, thresholds, tuple(_Steps(0.0, 1.0, count) for count in steps), begin, onion)
     rates, waste = _rates(problem, now), _ROUGH
     for _ in range(_PASSES):
         now = _with_chances(_with_noise(replace(now, rounds=_at(now.rounds, rates)), cost, least, waste), cost, waste)
@@ -210,11 +213,11 @@ def _at(rounds: tuple[_Steps, ...], rates: Array) -> tuple[_Steps, ...]:
     return tuple(replace(one, rate=float(rate)) for one, rate in zip(rounds, rates, strict=True))
 
 
-def _first_chances(of: Levels, thresholds: tuple[float, ...], *, onion: bool) -> Array:
+def first_chances(epsilon: Array, thresholds: tuple[float, ...], *, onion: bool) -> Array:
     """Coins as the published formula has them: between thresholds, (e^eps - e^low) / (e^high - e^low)."""
     lows = (0.0, *thresholds[:-1]) if onion else (0.0,) * len(thresholds)
     with np.errstate(over="ignore", invalid="ignore"):
-        rows = [np.expm1(np.minimum(of.epsilon, high) - low) / np.expm1(high - low) for low, high in zip(lows, thresholds, strict=True)]
+        rows = [np.expm1(np.minimum(epsilon, high) - low) / np.expm1(high - low) for low, high in zip(lows, thresholds, strict=True)]
     return np.asarray(np.clip(np.nan_to_num(np.array(rows)), 0.0, 1.0))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sartor.confidential import lent, text
 from sartor.layout import Table
+from sartor.plans.document import shown_options
 
 if TYPE_CHECKING:
     from sartor.plans.plan import Plan
@@ -20,13 +21,25 @@ _MOST_EXCESS = 32  # groups up to which a table computes the excess, which takes
 def title(plan: Plan) -> str:
     """What stands above the table."""
     kept = f", {plan.reserve:.0%} of every budget kept in reserve" if plan.reserve else ""
-    options = "".join(f", {key} {value:g}" if isinstance(value, float) else f", {key} {value}" for key, value in plan.options.items())
+    options = "".join(f", {key} {value:g}" if isinstance(value, float) else f", {key} {value}" for key, value in _told(plan).items())
     if not plan.protects:
         how = "no noise: every record is public" if np.isinf(plan.epsilon).all() else "no noise: these deltas allow it"
     else:
         how = f"{noise(plan)} on a clip of {plan.clip:g}"
     steps = f"{plan.steps:,} steps{_lent(plan)}{_filter(plan)}"
     return f"{plan.scheme}{options}: {steps}, expected batch {plan.batch:g}, {how} ({plan.accountant}{kept})"
+
+
+def _told(plan: Plan) -> dict[str, Any]:
+    """Options worth a word: how many thresholds there are says how many rounds, and those that were given are not said twice."""
+    options = shown_options(plan, merged=plan.view.merged)
+    found = {key: value for key, value in options.items() if value is not None and not (key == "rounds" and "thresholds" in options)}
+    if "thresholds" in found:
+        found.pop("threshold", None)
+        found["thresholds"] = ", ".join(f"{value:g}" for value in found["thresholds"])
+        if len(set(options["thresholds"])) == 1:
+            found["thresholds"] = f"{options['thresholds'][0]:g} in each of {len(options['thresholds'])}"
+    return found
 
 
 def _filter(plan: Plan) -> str:

@@ -261,6 +261,8 @@ class RunFolder:
 
         if not exists(self.checkpoint) and all((self.path / name).is_file() for name in _ENDS):
             raise SartorError(f"the run in {self.path} is finished: there is nothing to continue; start another one in another folder.")
+        if not exists(self.checkpoint) and (self.path / "config.toml").is_file() and self.config().get("scheme") == "adapdp":
+            raise SartorError(f'the run in {self.path} is of scheme "adapdp", which keeps no checkpoint, so it cannot be continued.')
         if not exists(self.checkpoint):
             raise SartorError(f"there is no checkpoint in {self.path}, so no run can be continued there; start it without --resume.")
         return self.config()

@@ -20,9 +20,11 @@ from torch.utils.data import Dataset
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.plans import Plan
+from sartor.plans.published import REFUSED, Published
 from sartor.plans.rounds import weights
 from sartor.sgd.optimizer import make
 from sartor.sgd.options import Evaluation
+from sartor.sgd.public import refuse_protected
 from sartor.sgd.training import Progress, Result, evaluate, fit
 
 
@@ -75,7 +77,19 @@ def fit_members(
     Guarantee: that of the plan, for all members together.
     Breaks if: `model` was initialised by private records.
     """
+    if isinstance(plan, Published):
+        raise SartorError(REFUSED)
+    if not isinstance(plan, Plan):
+        raise SartorError('members are trained by a plan of rounds: sartor.plan(budgets, "adapdp", ...).')
     share = weights(plan)
+    checks = evaluation or Evaluation()
+    if not isinstance(checks, Evaluation):
+        raise SartorError("evaluation= takes a sartor.Evaluation: Evaluation(public).")
+    if checks.every is not None or checks.sensitive:
+        raise SartorError("members are averaged when all rounds are over, and evaluated then: leave every, patience and sensitive out.")
+    if others.get("scheduler") is not None:
+        raise SartorError("every member begins anew, and a scheduler would not: leave it out.")
+    refuse_protected(checks.public, dataset, budgets, others.get("ownership"))
     if others.get("checkpoints") is not None:
         raise SartorError(
             "members of earlier rounds are not part of a checkpoint, so a run of members cannot be resumed; leave checkpoints out."
@@ -101,10 +115,9 @@ def fit_members(
 
     result = fit(model, dataset, budgets, plan, optimizer=built, callbacks=(*callbacks, turn), **others)
     average = Average(members, share)
-    public = None if evaluation is None else evaluation.public
-    if public is None:
+    if checks.public is None:
         return replace(result, model=average)
-    found = evaluate(average, public, others.get("loss"))
+    found = evaluate(average, checks.public, others.get("loss"))
     return replace(result, model=average, accuracy=found["accuracy"], history=[{"step": result.steps, **found}])
 
 

@@ -7,7 +7,7 @@ their budget is what is not true.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
-from sartor.plans import plan
+from sartor.plans import Stage, plan
 from sartor.plans.published import Published
 from sartor.sgd.members import Average
+from sartor.sgd.public import refuse_protected
 from sartor.sgd.training import evaluate, fit
 
 
@@ -41,7 +42,7 @@ def fit_published(
     budgets: Budgets,
     form: Published,
     *,
-    unsound: bool,
+    unsound: bool = False,
     public: Dataset[Any] | None = None,
     seed: int | None = None,
     **others: Any,
@@ -55,19 +56,28 @@ def fit_published(
         form.groups.epsilon, budgets.groups.epsilon
     ):
         raise SartorError("these are not the budgets that the published form was made for.")
+    kept = [name for name in ("checkpoints", "callbacks", "evaluation", "tracking", "ownership") if others.get(name)]
+    if kept:
+        raise SartorError(f"the published form is trained to be compared, in one go: leave {', '.join(kept)} out.")
+    refuse_protected(public, dataset, budgets)
     members, begin, seconds = list[nn.Module](), copy.deepcopy(model), 0.0
-    for place, one in enumerate(form.rounds):
+    rounds = [one for one in form.rounds if len(one.drawn)]
+    for place, one in enumerate(rounds):
         own = Budgets(np.full(len(one.drawn), one.threshold), delta=form.delta)
-        inner = plan(own, "uniform", steps=one.steps, batch=min(form.batch, len(one.drawn)), clip=form.clip)
+        batch = min(form.batch, len(one.drawn))
+        inner = plan(own, "uniform", steps=one.steps, batch=batch, clip=form.clip, accountant=form.accountant)
+        (stage,) = inner.stages
+        noise = max(one.noise_multiplier, stage.noise_multiplier)  # what was judged; solved twice, digits may differ
+        inner = replace(inner, stages=(Stage(one.steps, noise, stage.rate, stage.clips),))
         current = copy.deepcopy(begin) if form.scheme == "adapdp" else model
         again = None if seed is None else seed + place
         found = fit(current, _only(dataset, one.drawn), own, inner, seed=again, **others)
         seconds += found.seconds
         members.append(found.model)
-    sizes = [one.threshold * len(one.drawn) for one in form.rounds]
+    sizes = [one.threshold * len(one.drawn) for one in rounds]
     trained = Average(members, sizes) if form.scheme == "adapdp" else model
     accuracy = None if public is None else evaluate(trained, public, others.get("loss"))["accuracy"]
-    return PublishedResult(trained, form, accuracy, form.steps, seconds)
+    return PublishedResult(trained, form, accuracy, sum(one.steps for one in rounds), seconds)
 
 
 def _only(dataset: Any, drawn: Any) -> Dataset[Any]:

@@ -32,6 +32,11 @@ Array = NDArray[np.float64]
 
 _CLOSE = 1e-4  # of a rung: how other records are looked at with somebody's moves their norm by far less
 
+_UNCERTAIN = (
+    "this run was interrupted while a stretch was charged, so what everybody has left is not certain: go on from its checkpoint, if it has "
+    "one."
+)
+
 
 def _levels(plan: Plan) -> Levels:
     """The usual ones; with a filter no further down than its lowest rung and the differences of noise reach: nothing else is looked up."""
@@ -59,7 +64,7 @@ class Stretches:
         self._left = None if plan.filter is None else plan.filter.units[self._group].copy()
         self._fraction = np.ones(len(self._group))
         self._begins = 0
-        self._interrupted = False
+        self._interrupted = self._halfway = False
         self.charged: Callable[[], None] | None = None
         """Told when a stretch was charged, before its first coin."""
 
@@ -85,10 +90,7 @@ class Stretches:
     def begin(self, step: int) -> int:
         """Make sure that the stretch of a step is chosen and charged; the step that ends it."""
         if self._interrupted:
-            raise SartorError(
-                "this run was interrupted while a stretch was charged, so what everybody has left is not certain: go on from its "
-                "checkpoint, if it has one."
-            )
+            raise SartorError(_UNCERTAIN)
         if step == self._until:
             self._choose(step)
             if self.charged is not None:
@@ -112,9 +114,10 @@ class Stretches:
             level = readings.levels(norms)
             if self.kind == "strict":
                 clips = self._costs.levels.values[level]
-        self._interrupted = True  # until all of this is done, and on the disk
+        self._interrupted = self._halfway = True  # until all of this is done, and until it is on the disk
         readings.add(level, steps)
         self._fraction, self._left, self._begins = clips, left, step
+        self._halfway = False
 
     def within(self, draw: Draw) -> Draw:
         """A draw with the clips of the stretch, without those who rest."""
@@ -129,8 +132,11 @@ class Stretches:
         return self._readings.reading()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """All that a run needs to go on, as a document and tensors. Sensitive."""
+        """All that a run needs to go on, as a document and tensors. Sensitive. Of a stretch that was charged by half there is none."""
         import torch
+
+        if self._halfway:
+            raise SartorError(_UNCERTAIN)
 
         arrays = {"fraction": self._fraction, **self._readings.to_arrays()}
         if self._left is not None:
