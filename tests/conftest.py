@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -40,14 +41,20 @@ def pytest_configure(config):
     from sartor_testing import amount
 
     config.addinivalue_line("markers", "long: left out unless --long is given")
+    config.addinivalue_line("markers", "few(count): of the cases of a test, all but the first ones are left out unless --long is given")
     amount.long = config.getoption("--long")
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--long"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="--long runs it"))
+    if config.getoption("--long"):
+        return
+    cases = Counter()
+    for item in items:
+        few = item.get_closest_marker("few")
+        test = (item.path, getattr(item, "originalname", item.name))
+        cases[test] += 1
+        if item.get_closest_marker("long") or (few and cases[test] > few.args[0]):
+            item.add_marker(pytest.mark.skip(reason="--long runs it"))
 
 
 @pytest.hookimpl(optionalhook=True)

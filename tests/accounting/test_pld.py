@@ -20,6 +20,7 @@ def test_there_are_two_hundred_reference_figures_on_fine_grids():
     assert all(row["grid"] <= 1e-5 and row["high"] - row["low"] <= 1e-3 * row["high"] for row in FIGURES)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("part", most_are_long(range(10), 2))
 def test_dp_accounting_on_fine_grids_agrees_to_one_per_cent_and_nothing_is_understated(part):
     for row in FIGURES[part::10]:
@@ -34,6 +35,7 @@ def test_dp_accounting_on_fine_grids_agrees_to_one_per_cent_and_nothing_is_under
         assert planned <= bounds.estimate * 1.005
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("row", FIGURES[10:14], ids=lambda row: str(row["mechanism"]))
 def test_reference_figures_are_what_dp_accounting_says_today(row):
     """As far as Fourier transforms of two computers agree; 1e-9 of slack is for the search for epsilon."""
@@ -86,6 +88,7 @@ def included_twice(mu: float, probability: float, rounds: int) -> dict[str, tupl
     return {"remove": (loss, with_it), "add": (-loss, without)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("mu", "probability", "rounds"), [(1.5, 0.4, 1), (1.5, 0.4, 2), (3.0, 0.1, 2), (0.5, 0.8, 2)])
 def test_inclusion_equals_brute_force_in_both_directions(mu, probability, rounds):
     truth = included_twice(mu, probability, rounds)
@@ -194,6 +197,7 @@ def test_whoever_is_used_more_rarely_than_delta_spends_nothing():
     assert epsilon(SampledGaussian(0.5, 0.0, 1), 1e-5).upper == np.inf
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("exposure", "chance"),
     [

@@ -36,6 +36,7 @@ def by_forty_digits(rate: float, noise: float, order: float) -> float:
         return float(mp.log(mp.quad(integrand, ends)) / (a - 1))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("rate", "noise"), [(1e-6, 0.4), (0.5, 0.4), (0.04, 1.5), (1e-6, 50.0), (0.9, 0.5), (0.3, 0.2)])
 @pytest.mark.parametrize("order", [1.1, 4.4, 9.7, 12.0])
 def test_divergences_equal_forty_digit_integrals(rate, noise, order):

@@ -43,6 +43,7 @@ ALL = -60.0  # logarithm of a tail that nobody misses
 # --- against dp_accounting ---
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("row", most_are_long(FIGURES, 16), ids=lambda row: str(row["mechanism"]))
 def test_dp_accounting_on_fine_grids_agrees_and_nothing_is_understated(row):
     *mechanism, chance = row["mechanism"]

@@ -236,6 +236,7 @@ def test_what_a_person_spends_is_printed_beside_one_record(run, saved, plan):
         assert words in out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("records", ["2", "20"])
 def test_a_merged_row_costs_no_less_than_its_members_and_shows_none_of_them(run, saved, small_groups, records):
     """What a merged row says of a person follows from the ranges that it shows: it is the same for everybody who sees the plan."""

@@ -91,6 +91,7 @@ def drawn_up(data, holders, charges):
 # --- never below, and close ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", most_are_long(SCHEMES, 2))
 @settings(deadline=None, max_examples=examples(6, 200))
 @given(st.data())

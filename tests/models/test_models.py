@@ -110,6 +110,7 @@ def test_gradients_per_example_are_those_of_the_example_alone(model, data):
 SLOW = ("resnet18-gn", "cifar10")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("model", "data"),
     [pytest.param(*pair, marks=pytest.mark.long) if pair == SLOW else pair for pair in ONE_OF_EACH]

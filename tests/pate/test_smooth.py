@@ -95,6 +95,7 @@ def test_no_vote_raises_q_further_than_the_table_says(smallest, wider, steepest,
     assert table.log_raised[np.searchsorted(table.log_q, min(before, math.log(0.5)))] >= min(after, math.log(0.5)) - 1e-9
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("classes", "teachers"), ENSEMBLES)
 def test_local_sensitivity_is_never_below_the_exact_one_and_mostly_close(classes, teachers):
     ratios = [np.ones(1)]
@@ -125,6 +126,7 @@ def test_local_sensitivity_of_the_mnist_ensemble_is_close_to_its_steepest_path()
         assert np.all(ours[steepest > 0] <= factor * steepest[steepest > 0])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("classes", "teachers", "beta"), [(2, 8, 0.02), (3, 8, 0.3), (4, 6, 0.1), (3, 5, 1.5), (3, 1, 0.1)])
 def test_smooth_sensitivity_is_smooth_and_never_below_the_exact_one(classes, teachers, beta):
     votes, neighbours = all_histograms(classes, teachers), distances(classes, teachers) == 1
@@ -188,6 +190,7 @@ def divergence(order: float, centre: float, deviation: float, other: float) -> f
     return float((np.log(np.sum(np.exp(terms - terms.max()))) + terms.max() + np.log((x[1] - x[0]) / np.sqrt(2 * np.pi))) / (order - 1))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("beta", "scale", "order"), [(0.05, 1.0, 9.9), (0.05, 5.0, 9.9), (0.02, 3.0, 14.0), (0.3, 2.0, 1.4), (0.2, 4.0, 2.9)]
 )

@@ -2,7 +2,7 @@
 
 Epsilons from 0.05 to 50 and infinite, 1 to 50 groups, rates up to 1, all schemes. 9,500 by the Rényi accountant, and 500 of up to 12
 groups whose epsilons lie within a factor of twenty by the tight one; one random group of each of 500 is checked by dp_accounting as well.
-One in twelve of them runs by default (seeds 0 to 2, 100, 101 and 200 to 202), all with --long (make test-long).
+Few of them run by default (seeds 1, 100, 101 and 200), all with --long (make test-long).
 """
 
 import logging
@@ -61,7 +61,7 @@ def planned(seed: int, count: int, accountant: str, **limits) -> Counter[str]:
     return made
 
 
-@pytest.mark.parametrize("seed", most_are_long(range(38), 1))
+@pytest.mark.parametrize("seed", most_are_long((1, 0, *range(2, 38)), 1))
 def test_renyi_plans_overspend_nobody_and_waste_little(seed):
     made = planned(seed, 250, "rdp", most_groups=50 if seed % 4 == 0 else 10)
     assert all(made[scheme] >= 12 for scheme in SCHEMES)

@@ -242,6 +242,7 @@ def test_excess_of_the_prototype_is_reproduced():
     assert divergence(alone, alone) == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", ["sample", "hybrid"])
 def test_excess_of_many_budgets_is_read_between_some_and_is_that_of_each(scheme, monkeypatch):
     levels = [(float(own), 20) for own in np.geomspace(0.5, 8.0, 60)]

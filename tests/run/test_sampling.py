@@ -86,6 +86,7 @@ def test_large_bins_that_are_shuffled_instead_are_uniform():
     assert stats.chisquare(blocks).pvalue > RARE
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rate", [[0.3, 0.3], [0.3, 0.45], [0.1, 0.9]])
 def test_holders_and_steps_are_independent(rate):
     """Correlations of all pairs of holders, within a step and from each step to the next."""

@@ -41,6 +41,7 @@ from sartor_testing.private_runs import (
 )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("step", [1, 2, 5, 8, 9])
 def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, step):
     assert resumes_to_the_same_end(tmp_path, step)
@@ -112,11 +113,13 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_a_schedule_goes_on_where_it_was(tmp_path, kind):
     assert resumes_to_the_same_end(tmp_path, scheduler=SCHEDULES[kind])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "RMSprop", "Adagrad", "NAdam"])
 def test_the_state_of_any_optimizer_goes_on(tmp_path, kind):
     assert resumes_to_the_same_end(tmp_path, optimizer=lambda p: getattr(torch.optim, kind)(p, lr=0.01))
@@ -137,6 +140,7 @@ class Rolled(Dataset):
         return inputs + shift, int(target)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("by", ["torch", "numpy", "random"])
 def test_random_changes_to_records_are_the_same_after_a_resume(tmp_path, by, workers):
@@ -366,6 +370,7 @@ OTHER_LOSSES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", OTHER_LOSSES)
 def test_another_loss_is_refused_and_the_same_goes_on(tmp_path, kind):
     """The same noise on other gradients would show their difference."""
@@ -406,6 +411,7 @@ def test_long_records_that_differ_have_different_fingerprints():
     assert of[0] == of[2] != of[1]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -474,6 +480,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_gives_one_clear_error(tmp_path, damage):
     stopped_at(5, tmp_path)

@@ -116,6 +116,7 @@ def test_a_generator_is_found_in_a_partial_by_place_and_by_name(bound):
     assert own(bound(rng)) == [rng]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("data", [Noisy, MadeOnFirstUse, OfTheModule])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_that_resumes_repeats_the_same_batches(data, workers, tmp_path):
