@@ -78,6 +78,7 @@ def test_people_read_the_comparison_and_what_it_means(run, tmp_path, monkeypatch
     assert (tmp_path / "p.html").exists()
 
 
+@pytest.mark.long
 def test_other_budgets_can_be_compared(run, tmp_path):
     code, out, _ = run("demo", "--seeds", "1", "--epsilon", "1,2,3", "--json", "--page", tmp_path / "p.html")
     assert code == 0

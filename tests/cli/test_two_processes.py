@@ -87,6 +87,7 @@ def test_one_that_looked_before_another_began_and_ended_is_refused(run, tmp_path
     assert told(folder) == {1}
 
 
+@pytest.mark.long
 def test_a_killed_process_leaves_a_folder_that_can_be_begun_again(run, tmp_path):
     folder = tmp_path / "run"
     with paused_after("create", *ASKED, "--epsilon", "8", "--out", folder) as first:

@@ -19,6 +19,7 @@ from sartor.pate.plan import PatePlan
 from sartor.pate.variants import VARIANTS
 from sartor.run.stream import Stream
 from sartor_testing import pate_reference as reference
+from sartor_testing.amount import examples
 from sartor_testing.ensembles import (
     account_matches_transcript,
     answers_have_the_noise,
@@ -36,7 +37,7 @@ from sartor_testing.ensembles import (
 placing = importlib.import_module("sartor.pate.partition")
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(75, 150))
 @given(ensembles())
 def test_nobody_spends_more_than_their_budget(ensemble):
     budgets, found, votes, options, seed = ensemble
@@ -48,7 +49,7 @@ def test_nobody_spends_more_than_their_budget(ensemble):
         assert len(labels.weights) == labels.asked.sum() == labels.account.queries
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(50, 100))
 @given(ensembles())
 def test_blocks_ask_exactly_what_one_query_at_a_time_would_ask(ensemble):
     _, found, votes, options, seed = ensemble

@@ -99,6 +99,7 @@ def test_epsilon_one_needs_this_noise():
     assert noise_for(1.0, 1e-6, rate=0.1, steps=512) == pytest.approx(9.66, abs=5e-3)
 
 
+@pytest.mark.long
 def test_wide_budgets_degenerate_under_sampling_and_say_so():
     budgets = sartor.Budgets.from_shares([1, 10, 100], [1 / 3, 1 / 3, 1 / 3], holders=60_000, delta=1e-5, seed=0)
     with pytest.warns(sartor.RarelyUsed, match="less than once"):

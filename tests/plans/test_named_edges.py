@@ -78,6 +78,7 @@ def test_a_long_plan_near_sampling_takes_few_evaluations(monkeypatch):
     assert len(asked) <= 200
 
 
+@pytest.mark.long
 def test_the_search_for_steps_in_turns_starts_from_what_it_knows(monkeypatch):
     """At a budget of 4e-5 the Rényi bound is ten times too high: the tight accountant walks away from it in doubling steps."""
     people, asked = sartor.Budgets.from_groups([(2.7e-5, 89), (4e-5, 80)], delta=2.8e-4), []

@@ -2,7 +2,7 @@
 
 Epsilons from 0.05 to 50 and infinite, 1 to 50 groups, rates up to 1, all schemes. 9,500 by the Rényi accountant, and 500 of up to 12
 groups whose epsilons lie within a factor of twenty by the tight one; one random group of each of 500 is checked by dp_accounting as well.
-Few of them run by default (seeds 1, 100, 101 and 200), all with --long (make test-long).
+Few of them run by default (seeds 1, 101 and 200), all with --long (make test-long).
 """
 
 import logging
@@ -68,7 +68,7 @@ def test_renyi_plans_overspend_nobody_and_waste_little(seed):
     assert made["infeasible"] <= 60
 
 
-@pytest.mark.parametrize("seed", most_are_long(range(100, 120), 2))
+@pytest.mark.parametrize("seed", most_are_long((101, 100, *range(102, 120)), 1))
 def test_tight_plans_overspend_nobody_and_waste_little(seed):
     made = planned(seed, 25, "pld", most_groups=12, steps=(30, 5_000), most_width=1.5)
     assert sum(made.values()) - made["infeasible"] >= 15

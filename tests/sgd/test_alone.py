@@ -953,6 +953,7 @@ class Scaled:
         return x * self.by
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_public_settings_may_follow_the_step(workers):
     data = Curriculum()
