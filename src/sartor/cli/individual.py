@@ -89,7 +89,7 @@ def _statement(run: str, holder: str, json: bool) -> None:
 
 
 def _place(holder: str) -> int:
-    if not holder.isdecimal():
+    if not holder.isdecimal() or len(holder) > 18:
         raise SartorError("the holders of this run have no names: give a place, from 0 on.")
     return int(holder)
 

@@ -32,6 +32,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,7 @@ _LOCK = "lock"
 _TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or choose another folder."
 _BEFORE = ("config.toml", "plan.json", "plan-all.json", "budgets.npz", "checkpoint", "reserve")  # what there is before the first step
 _PART = re.compile(r"\.(config\.toml|plan\.json|plan-all\.json|budgets\.npz)\.[0-9a-f]+")  # of one that a kill left half written
+_UNREADABLE = (OSError, EOFError, ValueError, BadZipFile)  # what reading arrays raises where a file is cut short
 _ENDS = ("model.safetensors", "account.json", "report.html")
 _SENSITIVE = ("budgets.npz", "plan-all.json", "individual.npz", "held-out.json")
 
@@ -179,7 +181,7 @@ class RunFolder:
                 kind: Kind = "estimate" if str(stored["kind"]) == "estimate" else "strict"
                 found = Reading(kind, int(stored["steps"]), stored["epsilon"], stored["guarantee"])
                 return found, stored["correct"], stored["loss"]
-        except (OSError, ValueError, KeyError) as error:
+        except (*_UNREADABLE, KeyError) as error:
             raise SartorError(f"{path} cannot be read as the readings of a run.") from error
 
     def classes(self) -> tuple[Places, tuple[str, ...], str]:
@@ -190,7 +192,7 @@ class RunFolder:
                 return stored["label"], tuple(str(name) for name in stored["classes"]), str(stored["rows"])
         except KeyError:
             raise SartorError(f"{path} was written before classes were kept in it: ask by budget, or train again.") from None
-        except (OSError, ValueError) as error:
+        except _UNREADABLE as error:
             raise SartorError(f"{path} cannot be read as the readings of a run.") from error
 
     def releases(self, plan: Plan) -> tuple[Release, ...]:
@@ -282,7 +284,7 @@ class RunFolder:
             with np.load(path, allow_pickle=False) as stored:
                 names = tuple(str(name) for name in stored["holders"]) if "holders" in stored else None
                 return Budgets(stored["epsilon"], delta=stored["delta"], holders=names, reserve=float(stored["reserve"]))
-        except (OSError, ValueError, KeyError) as error:
+        except (*_UNREADABLE, KeyError) as error:
             raise SartorError(f"{path} cannot be read as the budgets of a run.") from error
 
     def _write_budgets(self, budgets: Budgets) -> None:

@@ -157,6 +157,7 @@ def save_checkpoint(
     data cannot be seen, raises `Changed`, and the checkpoint before stands.
     """
     run = optimizer.run
+    run.refuse_broken()
     over = over or not run.left
     if not over:
         _refuse_unseen(of)

@@ -66,6 +66,7 @@ class PrivateLoader:
         return self.run.left
 
     def __iter__(self) -> Iterator[Any]:
+        self.run.refuse_broken()
         if not len(self):
             raise Exhausted(f"the plan's {self.run.plan.steps} steps are done: no further batch can be drawn from it.")
         return self._batches()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from sartor.errors import SartorError
@@ -52,9 +53,19 @@ class PrivateOptimizer(Optimizer):
             raise SartorError("a closure would look at the batch several times; call backward once, then step().")
         self.took_step = False
         self._refuse_others()
-        gradients = self.run.finish()
-        if gradients is None:
-            return
+        counted = self.run.steps
+        try:
+            gradients = self.run.finish()
+            if gradients is None:
+                return
+            self._move(gradients)
+            self.took_step = True
+        finally:
+            if self.run.steps > counted and not self.took_step:
+                self.run.break_off()
+        self.run.stop_unless_finite()
+
+    def _move(self, gradients: dict[str, Tensor]) -> None:
         for name, parameter in self.run.engine.parameters.items():
             parameter.grad = gradients[name]
         self._stepping = True
@@ -66,8 +77,6 @@ class PrivateOptimizer(Optimizer):
             raise self.run.not_finite() from None  # torch refuses a learning rate beyond what the parameters' type can hold
         finally:
             self._stepping = False
-        self.took_step = True
-        self.run.stop_unless_finite()
 
     def _refuse_bare_steps(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
         if not self._stepping:

@@ -72,8 +72,9 @@ class Run:
         self.settings: dict[str, Any] = {}
         """What else it began with, as its first checkpoint tells."""
         self._steps = 0
-        self._ended = False
+        self._ended = self._broken = False
         self._piece: Piece | None = None
+        self._random: Tensor | None = None
         self._pieces = 0
         self._sums: dict[str, Tensor] = {}
         self._unfinished: dict[str, Tensor] | None = None
@@ -115,6 +116,23 @@ class Run:
             self._check.detach()
         self.engine.detach()
 
+    def break_off(self) -> None:
+        """End a run that is kept, in a step that counts and did not move the model, or moved it by half.
+
+        Its checkpoint knows nothing of that: whoever went on from there would take the step again, and what follows under the same noise
+        from another model. A run that nobody can go on with may go on itself.
+        """
+        if self.locks and not self._ended:
+            self._ended = self._broken = True
+
+    def refuse_broken(self) -> None:
+        """Whether the run was interrupted amid a step."""
+        if self._broken:
+            raise OutOfTurn(
+                f"this run was interrupted amid its step {self._steps}, which counts, so it ends there: go on from its checkpoint, if it "
+                "has one."
+            )
+
     def stop_unless_finite(self) -> None:
         """End the run where a parameter is NaN or infinite: nothing is learned from there on, and every step would still be charged.
 
@@ -155,6 +173,8 @@ class Run:
         for parameter in self.engine.parameters.values():
             parameter.grad = None
         self._piece = piece
+        if not piece.number:
+            self._random = torch.get_rng_state()
         self._kept.keep()
         self.engine.open(piece.clips, piece.owners)
         if self._check is not None:
@@ -183,7 +203,14 @@ class Run:
         self._kept.put_back()
 
     def abandon(self) -> None:
-        """Forget a batch that was handed out and not stepped: nothing of it was released, and the same one is handed out again."""
+        """Forget a batch that was handed out and not stepped: nothing of it was released, and the same one is handed out again.
+
+        With the same random numbers, too: whoever goes on from an earlier checkpoint draws those (dropout), and two different sums under
+        the noise of one step would differ by what is bare.
+        """
+        if self._random is not None and (self._piece is not None or self._pieces):
+            torch.set_rng_state(self._random)
+        self._random = None
         self._piece, self._sums, self._pieces, self._demanded, self._unfinished = None, {}, 0, None, None
         self.engine.close()
 
@@ -195,6 +222,7 @@ class Run:
         """Close the piece. After the last one of a batch: the noisy mean gradient, whose step is charged; before that None."""
         piece = self._piece
         if piece is None:
+            self.refuse_broken()
             if not self.left:
                 done = self._steps == self.plan.steps
                 raise Exhausted(f"the plan's {self._steps} steps are done." if done else f"this run ended after its step {self._steps}.")
