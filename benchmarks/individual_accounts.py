@@ -140,13 +140,13 @@ def part_of_training(folder: str, epochs: int) -> dict[str, float]:
     watch.seconds = dict.fromkeys(("passes", "begun", "built", "read", "run"), 0.0)
 
     class Timed(stretches.Stretches):
-        def __init__(self, plan: sartor.Plan, budgets: sartor.Budgets, kind: str, refresh: int, norms: Any) -> None:
+        def __init__(self, plan: sartor.Plan, budgets: sartor.Budgets, kind: str, refresh: int, norms: Any, loss: str | None) -> None:
             def passed(holders: int, stretch: int) -> Array:
                 with watch.during("passes"):
                     return np.asarray(norms(holders, stretch))
 
             with watch.during("built"):
-                super().__init__(plan, budgets, kind, refresh, passed)
+                super().__init__(plan, budgets, kind, refresh, passed, loss)
 
         def begin(self, step: int) -> int:
             with watch.during("begun"):
