@@ -39,6 +39,7 @@ from sartor.federated.settings import StrategySettings
 from sartor.federated.updates import Named
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
+from sartor.run.witness import seen
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -256,7 +257,7 @@ class PrivateFedAvg(Strategy):
             )
         ledger = self.ledger
         number = ledger.charge()
-        self._round = Round(ledger.plan, self._sampler.draw(number), self._model, self._clip)
+        self._round = Round(ledger.plan, seen(self._stream, self._sampler.draw(number)), self._model, self._clip)
         self._token = secrets.token_hex(16)
         drawn = (client for client in self._round.drawn if client not in ledger.withdrawn)
         nodes = self._nodes.speaking(there)

@@ -21,6 +21,7 @@ from sartor.federated.plan import FederatedPlan
 from sartor.federated.updates import Array, Malformed, Named, clipped, update_of
 from sartor.run.sampling import Draw
 from sartor.run.stream import Stream, normal
+from sartor.run.witness import Bare, Witness, witness_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +91,19 @@ class Round:
         for name, total, size in zip(self._model, self._sums, sizes, strict=True):
             mean[name] = (total + noise[start : start + size].reshape(total.shape)) / plan.per_round
             start += size
+        witness = witness_of(stream)
+        if witness is not None:
+            mean = self._witnessed(witness, mean)
         self._sums = []
         return Released(mean, self._next_clip(stream))
+
+    def _witnessed(self, witness: Witness, mean: dict[str, Array]) -> dict[str, Array]:
+        plan, unit = self._plan, self._clip / self._plan.accounted.clip
+        bare = dict(zip(self._model, self._sums, strict=True))
+        told = witness.released(
+            Bare(self._step, "updates", bare, mean, unit, plan.update_noise_multiplier * self._clip, plan.per_round, self._step + 1)
+        )
+        return {name: np.asarray(told[name]).reshape(part.shape) for name, part in mean.items()}
 
     def _next_clip(self, stream: Stream) -> float:
         """The clip after a step towards the quantile, by the noisy count."""
@@ -99,7 +111,14 @@ class Round:
         if plan.adaptive is None:
             return self._clip
         noise = float(normal(stream.generator("federated count", self._step), 1, plan.count_noise)[0])
+        counted = (self._bits + noise) / plan.expected_share
+        witness = witness_of(stream)
+        if witness is not None:
+            before, after = {"count": np.array([self._bits])}, {"count": np.array([counted])}
+            unit, over = 0.5 / plan.accounted.clip, plan.expected_share
+            told = witness.released(Bare(self._step, "count", before, after, unit, plan.count_noise, over, self._step + 1))
+            counted = float(told["count"][0])
         # not cut to [0, 1], which would push the clip of a high or low quantile away from it
-        shorter = (self._bits + noise) / plan.expected_share + 0.5
+        shorter = counted + 0.5
         with np.errstate(over="ignore"):
             return float(np.clip(self._clip * np.exp(-plan.adaptive.lr * (shorter - plan.adaptive.quantile)), 1e-12, 1e12))

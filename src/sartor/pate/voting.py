@@ -25,6 +25,7 @@ from sartor.pate.costs import Accountant, payable
 from sartor.pate.plan import PatePlan, whole
 from sartor.pate.rows import per_row, row_count
 from sartor.run.stream import Stream
+from sartor.run.witness import witness_of
 
 Array = NDArray[np.float64]
 _BLOCK = 4096  # queries whose noise and counts are held at once
@@ -139,6 +140,7 @@ class Voting:
         self.weights: list[Array] = []
         self.offset = 0
         self.noise = stream.generator("pate", 0)
+        self.witness = witness_of(stream)
 
     def charge_earlier(self, before: Sequence[PateAccount], bound: Bound) -> None:
         """Begin where earlier votings over the same people ended."""
@@ -223,6 +225,8 @@ class Voting:
         student = None if self.student is None else self.student[part]
         passed = self._passed(counts, weights, student)
         found = np.argmax(counts + self.noise.normal(0.0, self.plan.aggregator.noise, counts.shape), axis=1)
+        if self.witness is not None:
+            passed, found = self.witness.voted(place, counts, weights, passed, found)
         otherwise = self.plan.aggregator.otherwise(student, count)
         self.labels[part] = np.where(passed, found, otherwise)
         self.asked[part], self.answered[part] = True, passed

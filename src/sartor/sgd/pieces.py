@@ -19,6 +19,7 @@ from sartor.ownership import Ownership
 from sartor.plans import Plan
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
+from sartor.run.witness import seen
 from sartor.sgd.gradients import Owners
 from sartor.sgd.stretches import Stretches
 
@@ -79,6 +80,7 @@ class Draws:
         draw = self.sampler.draw(step)
         if self.stretches is not None:
             draw = self.stretches.within(draw)
+        draw = seen(self.stream, draw)
         seed = int(self.stream.generator("augmentation", step).integers(2**62))
         if not len(draw):
             yield Piece(step, 0, [0], torch.zeros(1), True, seed)

@@ -29,6 +29,7 @@ from sartor.plans import Plan
 from sartor.run.account import RunAccount
 from sartor.run.files import Lock
 from sartor.run.stream import Stream, normal
+from sartor.run.witness import Bare, witness_of
 from sartor.sgd.check import Kept, SelfCheck
 from sartor.sgd.gradients import MARGIN, PerExample
 from sartor.sgd.identity import Identity
@@ -72,6 +73,7 @@ class Run:
         self.settings: dict[str, Any] = {}
         """What else it began with, as its first checkpoint tells."""
         self._steps = 0
+        self._witness = witness_of(stream)
         self._ended = self._broken = False
         self._piece: Piece | None = None
         self._random: Tensor | None = None
@@ -170,6 +172,8 @@ class Run:
             raise OutOfTurn(
                 f"this batch is of step {piece.step + 1} and not the next to come: iterate the loader anew, one iterator at a time."
             )
+        if self._witness is not None and not piece.number:
+            self._witness.stands(piece.step, self._seen())
         for parameter in self.engine.parameters.values():
             parameter.grad = None
         self._piece = piece
@@ -248,7 +252,8 @@ class Run:
         # charged first: whatever happens from here on, the step counts
         self._steps += 1
         sums, self._sums, self._pieces = self._sums, {}, 0
-        return self._noisy(sums, piece.step)
+        noisy = self._noisy(sums, piece.step)
+        return noisy if self._witness is None else self._witnessed(piece.step, sums, noisy)
 
     def _summed(self, piece: Piece) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
         """The clipped sum over the piece's holders (nothing, if its one holder goes on), and what is known of one who goes on."""
@@ -282,6 +287,18 @@ class Run:
             found[name] = noisy.to(self.engine.parameters[name].dtype)
             start = end
         return found
+
+    def _seen(self) -> dict[str, Tensor]:
+        """What anybody may see of the model between two steps."""
+        gradients = {f"gradient of {n}": p.grad for n, p in self.engine.model.named_parameters() if p.grad is not None}
+        return {**{name: value for name, value in self.engine.model.state_dict().items() if isinstance(value, Tensor)}, **gradients}
+
+    def _witnessed(self, step: int, sums: dict[str, Tensor], noisy: dict[str, Tensor]) -> dict[str, Tensor]:
+        assert self._witness is not None
+        bare, after = ({name: value.double().numpy() for name, value in values.items()} for values in (sums, noisy))
+        deviation, over = self.plan.noise_at(step), self.plan.batch
+        told = self._witness.released(Bare(step, "gradients", bare, after, 1.0, deviation, over, self._steps))
+        return {name: torch.as_tensor(told[name], dtype=value.dtype).view(value.shape) for name, value in noisy.items()}
 
 
 def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
