@@ -126,7 +126,7 @@ def read(plan: sartor.Plan, kind: str, fractions: Array, refresh: int) -> Array:
     readings = Readings(Costs(alike), budgets, kind)  # type: ignore[arg-type]
     for begin in range(0, len(fractions), refresh):
         readings.add(readings.levels(fractions[begin] * plan.clip), min(refresh, len(fractions) - begin))
-    return readings.reading().epsilon
+    return readings.reading().accounts(sensitive=True)
 
 
 def direct(plan: sartor.Plan, fractions: Array) -> Array:
@@ -189,7 +189,7 @@ def readings(asked: argparse.Namespace) -> dict[str, Any]:
     line: dict[str, Any] = {**setting, "kind": asked.kind, "noise_multiplier": plan.noise_multiplier, "history": history}
     line |= {"accuracy": float(correct.mean()), "accuracy_by_class": by_class(correct, data.test.tensors[1])}
     if tracking is not None:
-        own = loader.reading().epsilon
+        own = loader.reading().accounts(sensitive=True)
         hits, loss = by_holder(model, data.train)
         line["reading"] = {
             "mean": float(own.mean()),

@@ -956,3 +956,10 @@ def test_units_too_fine_for_a_programme_are_judged_by_renyis_bound() -> None:
     assert np.all(profile(exposure, at) >= profile(exposure.at_full, at) * 0.99)
     beside = Composition((exposure, SampledGaussian(1.0, 8.0, 1)))
     assert epsilon(Composition((exposure.at_full, SampledGaussian(1.0, 8.0, 1))), 1e-5).lower <= epsilon(beside, 1e-5).upper
+
+
+def test_beyond_what_numbers_hold_a_filter_beside_others_costs_no_less_than_alone() -> None:
+    """e^epsilon has no number beyond 709: ratios of such are taken apart."""
+    beside = Composition((Filtered(0.9, 0.3, 50, (1.0,), (1,), 8), SampledGaussian(1.0, 0.5, 1)))
+    plain = Composition((SampledGaussian(0.9, 0.3, 400), SampledGaussian(1.0, 0.5, 1)))
+    assert epsilon(beside, 1e-9).upper >= epsilon(plain, 1e-9).lower > 2_000

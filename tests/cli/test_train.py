@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import sartor
 from sartor import usual
-from sartor.cli.train import _prepared
+from sartor.cli.train_job import prepared
 from sartor.cli.train_settings import TrainSettings
 from sartor.data import load
 from sartor.models import registry
@@ -225,13 +225,13 @@ def test_the_papers_data_sets_have_the_papers_settings():
 
 
 def test_budgets_are_the_papers_unless_said_otherwise():
-    job = _prepared(TrainSettings(dataset="digits", accountant="rdp", seed=1), None)
+    job = prepared(TrainSettings(dataset="digits", accountant="rdp", seed=1), None)
     assert job.budgets == sartor.Budgets.from_shares([1, 2, 3], [0.34, 0.43, 0.23], holders=1437, delta=1e-5, seed=1)
 
 
 def test_building_a_model_leaves_torchs_generator_alone():
     before = torch.get_rng_state()
-    _prepared(TrainSettings(dataset="digits", accountant="rdp", seed=1), None)
+    prepared(TrainSettings(dataset="digits", accountant="rdp", seed=1), None)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sartor import Ownership
-from sartor.cli.train import _introduction, _prepared
+from sartor.cli import train_job
+from sartor.cli.train import _introduction
 from sartor.cli.train_settings import TrainSettings
 from sartor.errors import SartorError
 from sartor.report.folder import RunFolder
@@ -67,7 +68,7 @@ def prepared(file):
     def job(rows=ROWS, folder=None, **asked):
         known = {"table": str(file("visits.csv", rows)), "schema": str(file("schema.toml", SCHEMA)), "id_column": "person"}
         usual = {"epsilon": "1,4", "share": "0.4,0.6", "delta": "1e-4", "accountant": "rdp", "steps": 6, "seed": 1}
-        return _prepared(TrainSettings(**{**known, **usual, **asked}), folder)
+        return train_job.prepared(TrainSettings(**{**known, **usual, **asked}), folder)
 
     return job
 
@@ -153,13 +154,13 @@ def test_arrays_with_holders_take_a_file_of_budgets_by_name(tmp_path, file):
     np.savez(tmp_path / "a.npz", x_train=inputs, y_train=labels, x_test=inputs[:4] + 7, y_test=labels[:4], holders=names)
     budgets = file("b.csv", [{"holder": f"p{i}", "epsilon": 1 + i % 2} for i in range(20)])
     asked = {"arrays": str(tmp_path / "a.npz"), "budgets": str(budgets), "delta": "1e-4", "accountant": "rdp", "steps": 6}
-    job = _prepared(TrainSettings(**asked), None)
+    job = train_job.prepared(TrainSettings(**asked), None)
     assert job.data.ownership.of_record.tolist() == Ownership.of(names, job.budgets).of_record.tolist()
     assert job.budgets.epsilon.tolist() == [1 + int(name[1:]) % 2 for name in job.data.holders]
     feature = 1.0 + np.array([int(name[1:]) % 2 for name in names])
     np.savez(tmp_path / "a.npz", x_train=feature[:, None], y_train=labels, x_test=inputs[:4, :1], y_test=labels[:4], holders=names)
     with pytest.raises(SartorError, match="equals the holders' budgets"):
-        _prepared(TrainSettings(**asked), None)
+        train_job.prepared(TrainSettings(**asked), None)
 
 
 # --- what is refused ---

@@ -26,7 +26,8 @@ DRAWN = np.random.default_rng(1)
 INPUTS, TARGETS = torch.tensor(DRAWN.normal(size=(150, 3)), dtype=torch.float32), torch.tensor(DRAWN.integers(0, 3, 150))
 DATA = TensorDataset(INPUTS, TARGETS)
 MODEL = nn.Identity()
-READING = Reading("strict", 20, DRAWN.uniform(0.1, 0.9, 150), np.repeat([1.0, 2.0, 3.0], [60, 50, 40]))
+COSTS = DRAWN.uniform(0.1, 0.9, 150)
+READING = Reading("strict", 20, COSTS, np.repeat([1.0, 2.0, 3.0], [60, 50, 40]))
 
 
 def asked(**more: Any) -> Fare:
@@ -55,8 +56,8 @@ def test_groups_classes_and_attributes_are_what_they_are_by_hand() -> None:
             inside = group == place
             assert row["holders"] == inside.sum()
             told = [row[column] for column in ("account", "accuracy", "loss")]
-            assert told == pytest.approx([READING.epsilon[inside].mean(), right[inside].mean(), lost[inside].mean()], rel=1e-5)
-        assert found.correlation == pytest.approx(np.corrcoef(READING.epsilon, np.log(lost))[0, 1], rel=1e-4)
+            assert told == pytest.approx([COSTS[inside].mean(), right[inside].mean(), lost[inside].mean()], rel=1e-5)
+        assert found.correlation == pytest.approx(np.corrcoef(COSTS, np.log(lost))[0, 1], rel=1e-4)
     assert [row["class"] for row in asked(by=Attribute("class", CLASSES)).groups] == list(CLASSES)
     assert [row["epsilon"] for row in asked().groups] == [1.0, 2.0, 3.0]
 
@@ -88,7 +89,7 @@ def test_few_people_are_never_told_of_by_themselves() -> None:
 
 
 def test_a_figure_that_fewer_than_ten_people_have_is_not_told() -> None:
-    unread = READING.epsilon.copy()
+    unread = COSTS.copy()
     unread[9:60] = math.nan
     found = fare(MODEL, DATA, PEOPLE, PLAN, Reading("strict", 20, unread, READING.guarantee), sensitive=True)
     assert math.isnan(found.groups[0]["account"])
@@ -103,7 +104,7 @@ def test_a_holder_counts_once_and_is_of_a_class_that_all_their_records_have() ->
     targets = torch.tensor(np.where(np.arange(150) < 60, 0, np.where(np.arange(150) < 90, 0, 1)))  # half of them differ
     people = sartor.Budgets.from_groups([(1.0, 60)], delta=1e-4)
     plan = sartor.plan(people, steps=20, batch=40, accountant="rdp", ownership=sartor.Ownership(of, 60))
-    reading = Reading("strict", 20, READING.epsilon[:60], np.ones(60))
+    reading = Reading("strict", 20, COSTS[:60], np.ones(60))
     right, lost = by_hand(INPUTS, targets)
     owners = sartor.Ownership(of, 60)
     data = TensorDataset(INPUTS, targets)
@@ -169,7 +170,7 @@ def test_a_seeded_answer_is_for_seeded_questions_alone(tmp_path: Path) -> None:
 def test_with_next_to_no_noise_both_ways_tell_the_same(tmp_path: Path, by: Attribute | None) -> None:
     rich = sartor.Budgets.from_groups([(1e4, 60), (2e4, 50), (3e4, 40)], delta=1e-2, reserve=0.9)
     plan = sartor.plan(rich, steps=2, batch=40, accountant="rdp")
-    reading = Reading("strict", 2, READING.epsilon * 1e4, READING.guarantee * 1e4)
+    reading = Reading("strict", 2, COSTS * 1e4, READING.guarantee * 1e4)
     raw = fare(MODEL, DATA, rich, plan, reading, by=by, sensitive=True)
     told = released_fare(Reserve.create(tmp_path / "reserve", plan), MODEL, DATA, rich, reading, by=by, epsilon=9e3)
     assert told.groups is not None

@@ -307,11 +307,11 @@ def test_public_records_are_read_as_unbounded_once_they_are_used():
     public = np.isinf(budgets.epsilon)
     half = np.full(60, LEVELS.up(0.5))
     readings.add(half, 50)
-    assert np.all(readings.reading().epsilon[public] == 0)
+    assert np.all(readings.reading().accounts(sensitive=True)[public] == 0)
     readings.add(half, 1)
     found = readings.reading()
-    assert np.all(np.isinf(found.epsilon[public]))
-    assert np.all(found.epsilon[~public] < found.guarantee[~public])
+    assert np.all(np.isinf(found.accounts(sensitive=True)[public]))
+    assert np.all(found.accounts(sensitive=True)[~public] < found.guarantee[~public])
 
 
 def test_what_a_table_says_is_above_the_divergence_by_more_than_rounding():
@@ -416,8 +416,8 @@ def test_a_reading_is_the_smaller_of_the_account_and_of_the_plans_spend():
     found, account = readings.reading(), readings.epsilon()
     np.testing.assert_array_equal(found.guarantee, costs.plan.spent_after(5_000)[readings.groups])
     assert np.all(account[half:] > found.guarantee[half:])  # the plan's accountant is the tighter one at full clip
-    np.testing.assert_array_equal(found.epsilon[half:], found.guarantee[half:])
-    np.testing.assert_array_equal(found.epsilon[:half], account[:half])
+    np.testing.assert_array_equal(found.accounts(sensitive=True)[half:], found.guarantee[half:])
+    np.testing.assert_array_equal(found.accounts(sensitive=True)[:half], account[:half])
     assert np.all(account[:half] < found.guarantee[:half])
 
 
@@ -428,7 +428,10 @@ def test_no_figure_of_anybody_is_shown():
     assert repr(found) == str(found) == "Reading(estimate, 60 holders, 10 steps; no guarantee)"
     assert repr(readings) == "Readings(estimate, 60 holders, 10 of 9400 steps)"
     with pytest.raises(ValueError, match="read-only"):
-        found.epsilon[0] = 0
+        found.accounts(sensitive=True)[0] = 0
+    for unsaid in (False, 1, None):
+        with pytest.raises(SartorError, match="say sensitive=True"):
+            found.accounts(sensitive=unsaid)
 
 
 def test_a_reading_is_at_the_delta_that_the_reserve_leaves():

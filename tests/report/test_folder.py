@@ -60,7 +60,7 @@ def test_readings_come_back_as_they_were(tmp_path, plan, kind):
     folder.write_reading(Reading(kind, 5, np.array([0.1, 0.2, 0.3]), np.array([0.9, 1.8, 1.8])), correct, loss)
     found, right, lost = RunFolder(tmp_path / "run").reading()
     assert (found.kind, found.steps) == (kind, 5)
-    assert (found.epsilon.tolist(), found.guarantee.tolist()) == ([0.1, 0.2, 0.3], [0.9, 1.8, 1.8])
+    assert (found.accounts(sensitive=True).tolist(), found.guarantee.tolist()) == ([0.1, 0.2, 0.3], [0.9, 1.8, 1.8])
     assert (right.tolist(), lost.tolist()) == (correct.tolist(), loss.tolist())
 
 

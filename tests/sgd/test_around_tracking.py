@@ -202,3 +202,24 @@ def test_a_charge_that_cannot_be_kept_ends_the_run(tmp_path):
             callbacks=[spoil],
             checkpoints=sartor.Checkpoints(tmp_path / "kept"),
         )
+
+
+class Averaged:
+    """A loss over a moving average of what it has seen: everybody's record is in everybody's loss."""
+
+    def __init__(self, weight):
+        self.weight, self.mean = weight, 1.0
+
+    def __call__(self, outputs, targets):
+        value = functional.cross_entropy(outputs, targets, reduction="none")
+        self.mean = (1 - self.weight) * self.mean + self.weight * float(value.detach().mean())
+        return value / self.mean
+
+
+@pytest.mark.parametrize("weight", [0.5, 1e-3, 1e-6])
+def test_a_loss_that_remembers_is_refused_before_anybody_gets_a_rung(weight):
+    """Slow memories as well, which move nobody's norm by a hundredth at once, but everybody's a little."""
+    _, optimizer, loader = begun(loss=Averaged(weight))
+    with pytest.raises(SartorError, match=r"remembers what it has seen|depends on the others"):
+        next(iter(loader))
+    assert optimizer.run.steps == 0

@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import sartor
-from sartor.sgd.checkpoint import fingerprint, save_checkpoint
+from sartor.sgd.checkpoint import Checkpoint, fingerprint, save_checkpoint
 from sartor.sgd.run import OutOfTurn
 
 BUDGETS = sartor.Budgets.from_groups([(1.0, 40), (4.0, 40)], delta=1e-3)
@@ -27,11 +27,11 @@ def records():
     return TensorDataset(torch.randn(80, 4, generator=generator), torch.arange(80) % 2)
 
 
-def begun():
+def begun(**settings):
     torch.manual_seed(1)
     model = Dropped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    return sartor.make_private(model, optimizer, records(), BUDGETS, PLAN, seed=1, check=False)
+    return sartor.make_private(model, optimizer, records(), BUDGETS, PLAN, check=False, **{"seed": 1, **settings})
 
 
 def train(model, optimizer, loader, interrupt=lambda step: None):
@@ -98,3 +98,35 @@ def test_a_run_that_is_interrupted_amid_a_step_ends_there_and_is_not_kept(where,
     for go_on in (lambda: next(iter(loader)), optimizer.step, lambda: save_checkpoint(tmp_path / "kept", optimizer, loader, of)):
         with pytest.raises(OutOfTurn, match="interrupted amid its step 3"):
             go_on()
+
+
+def kept(folder, at, pieces=None):
+    """A run with dropout, kept in a folder after so many calls of step, and what it released from there on, by step."""
+    model, optimizer, loader = begun(max_physical_batch=pieces)
+    released = {}
+    for calls, (inputs, targets) in enumerate(loader, 1):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        if optimizer.took_step:
+            released[optimizer.run.steps] = weights(model)
+        if calls == at:
+            save_checkpoint(folder, optimizer, loader, fingerprint(PLAN, BUDGETS, records()))
+    return released
+
+
+@pytest.mark.parametrize("pieces", [None, 4])
+def test_a_step_that_is_taken_again_has_the_sum_it_had_whenever_it_was_kept_and_whatever_was_drawn_since(pieces, tmp_path):
+    """Kept amid the pieces of a step, or followed by a public loader that draws a seed: dropout stays that of the step."""
+    released = kept(tmp_path / "run", 3, pieces)
+    found = Checkpoint(tmp_path / "run", fingerprint(PLAN, BUDGETS, records()))
+    model, optimizer, loader = begun(stream=found.stream, seed=None, max_physical_batch=pieces)
+    found.restore(optimizer, loader, None)
+    torch.rand(5)
+    assert optimizer.run.steps < 6
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        if optimizer.took_step:
+            assert torch.equal(weights(model), released[optimizer.run.steps])

@@ -138,7 +138,7 @@ def test_a_stale_learning_rate_after_a_resume_is_caught(monkeypatch, tmp_path):
 
 
 def test_random_numbers_that_are_not_restored_are_caught(monkeypatch, tmp_path):
-    assert not resumes_to_the_same_end(tmp_path, between=lambda: monkeypatch.setattr(torch, "set_rng_state", lambda state: None))
+    assert not resumes_to_the_same_end(tmp_path, between=lambda: monkeypatch.setattr(running.Run, "_seed", lambda self, piece: None))
 
 
 def test_noise_that_begins_anew_after_a_resume_is_caught(monkeypatch, tmp_path):

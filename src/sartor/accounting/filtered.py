@@ -34,6 +34,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,15 +153,25 @@ class Table:
 
 def _convex(epsilon: Array, delta: Array) -> Array:
     """The largest convex function of e^epsilon below these values: rounding may have bent them, and the true one is convex as well."""
-    ratio, kept = np.exp(np.minimum(epsilon, 700.0)), [0]
-    for i in range(1, len(delta)):
-        while len(kept) > 1:
-            a, b = kept[-2], kept[-1]
-            if (delta[b] - delta[a]) * (ratio[i] - ratio[a]) < (delta[i] - delta[a]) * (ratio[b] - ratio[a]):
-                break
-            kept.pop()
-        kept.append(i)
-    return np.asarray(np.interp(ratio, ratio[kept], delta[kept]))
+    kept = [0]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i in range(1, len(delta)):
+            while len(kept) > 1:
+                a, b = kept[-2], kept[-1]
+                if (delta[b] - delta[a]) / _share(epsilon[a], epsilon[b], epsilon[i]) < delta[i] - delta[a]:
+                    break
+                kept.pop()
+            kept.append(i)
+    place = np.clip(np.searchsorted(kept, np.arange(len(delta)), side="right"), 1, max(len(kept) - 1, 1))
+    if len(kept) == 1:
+        return delta
+    begin, end = np.array(kept)[place - 1], np.array(kept)[place]
+    return np.asarray(delta[begin] + (delta[end] - delta[begin]) * _share(epsilon[begin], epsilon, epsilon[end]))
+
+
+def _share(begin: Any, at: Any, end: Any) -> Any:
+    """How far e^at has come from e^begin to e^end, wherever on the scale they are."""
+    return np.exp(at - end) * np.expm1(begin - at) / np.expm1(begin - end)
 
 
 def _losses(delta: Array, epsilon: Array, grid: float) -> LossDistribution:

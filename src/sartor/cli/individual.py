@@ -81,7 +81,7 @@ def _statement(run: str, holder: str, json: bool) -> None:
     reading, _, _ = folder.reading()
     budgets = folder.budgets()
     who: int | str = holder if budgets.names is not None else _place(holder)
-    found = statement(folder.plan(), budgets, reading.epsilon, who, private=bool(folder.account()["private"]))
+    found = statement(folder.plan(), budgets, reading.accounts(sensitive=True), who, private=bool(folder.account()["private"]))
     if json:
         print_json({**found.to_json(), "kind": reading.kind, "steps": reading.steps})
     else:
@@ -118,7 +118,9 @@ def _release(run: str, asked: Asked, epsilon: float, json: bool) -> None:
         reserve = Reserve(folder.reserve, plan)
         found = reserve.told(request, epsilon=epsilon)
         if found is None:
-            figures = Figures(reading.epsilon, correct, loss, _places(folder, plan, by, categories, stored=asked.categories is None))
+            figures = Figures(
+                reading.accounts(sensitive=True), correct, loss, _places(folder, plan, by, categories, stored=asked.categories is None)
+            )
             found = reserve.release(figures, request, epsilon=epsilon)
         try:
             folder.tell_released(plan)

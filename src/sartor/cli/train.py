@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import zip_longest
-from operator import ne
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import sartor
-from sartor import usual
-from sartor.budgets import Budgets
 from sartor.cli.options import flat
-from sartor.cli.output import initial_weights, print_json, say, show, working
+from sartor.cli.output import print_json, say, show, working
 from sartor.cli.rounds import check_form, train_published
-from sartor.cli.train_data import read_data
-from sartor.cli.train_settings import READINGS, TrainSettings
-from sartor.confidential import FEWEST, are_few, lent
+from sartor.cli.train_job import Job, material, prepared
+from sartor.cli.train_settings import TrainSettings
+from sartor.confidential import lent
 from sartor.errors import SartorError
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from sartor.data import Data
     from sartor.report.folder import RunFolder
-    from sartor.sgd import Result, Tracking
+    from sartor.sgd import Result
 
 _EVALUATIONS = 40
 _CHECKPOINTS = 20
@@ -51,9 +44,9 @@ def train(
         settings = _resumed(asked, config, folder) if resume else _begun(asked, config, folder)
         check_form(settings.form, settings.unsound, out)
         if settings.form == "published":
-            train_published(*_material(settings), settings.of_scheme, settings.seed, json=json)
+            train_published(*material(settings), settings.of_scheme, settings.seed, json=json)
             return
-        job = _prepared(settings, folder if resume else None)
+        job = prepared(settings, folder if resume else None)
         if not json:
             show(_introduction(job))
             show(job.plan)
@@ -65,7 +58,7 @@ def train(
         account = result.account.to_json()
         groups = [{key: group[key] for key in ("epsilon", "holders", "spent")} for group in account["groups"]]
         if json:
-            figures = {"accuracy": result.accuracy, "seconds": result.seconds, "steps": result.steps}
+            figures = {"accuracy": result.accuracy, "seconds": job.seconds(result), "steps": result.steps}
             people = {"holders": job.data.people, "records": len(job.data.train)}
             shown = job.plan.to_json()
             if job.plan.filter is not None:
@@ -73,34 +66,6 @@ def train(
             print_json({**figures, **people, **job.individual(), "plan": shown, "groups": groups})
             return
         show(_conclusion(job, result, folder))
-
-
-class _Job(NamedTuple):
-    """All that training needs: what was asked for, how it is done, and what with."""
-
-    asked: TrainSettings
-    recipe: usual.Recipe
-    data: Data
-    budgets: Budgets
-    plan: sartor.Plan
-    model: nn.Module
-
-    @property
-    def tracking(self) -> Tracking | None:
-        """The readings that were asked for; filters are the plan's."""
-        from sartor.sgd import Tracking
-
-        kind = self.asked.individual
-        return Tracking(kind, self.asked.every(self.recipe, self.data.people)) if kind in READINGS else None
-
-    def individual(self) -> dict[str, Any]:
-        """What was asked of individual accounts, as JSON; nothing, where they were not."""
-        if self.plan.filter is not None:
-            return {"individual": self.plan.filter.to_json()}
-        tracking = self.tracking
-        if tracking is None:
-            return {}
-        return {"individual": {"kind": tracking.kind, "refresh": tracking.refresh, "full_steps": self.plan.steps}}
 
 
 def _begun(asked: TrainSettings, config: str | None, folder: RunFolder | None) -> TrainSettings:
@@ -123,124 +88,7 @@ def _resumed(asked: TrainSettings, config: str | None, folder: RunFolder | None)
     return TrainSettings.from_document(folder.resume(), "config.toml")
 
 
-def _material(asked: TrainSettings) -> tuple[Data, Budgets, usual.Recipe, nn.Module]:
-    """The data, the budgets, how it is trained, and a new model."""
-    from sartor.models import registry
-
-    asked.check()
-    data = read_data(asked, resumed=False)
-    recipe = asked.recipe(data.people)
-    with initial_weights(asked.seed):
-        model = registry.build(recipe.model, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
-    return data, _budgets(asked, recipe, data), recipe, model
-
-
-def _prepared(asked: TrainSettings, resumed: RunFolder | None) -> _Job:
-    """Read the data, the budgets and the model, and make the plan; of a run that is continued, budgets and plan as they were."""
-    from sartor.models import registry
-
-    asked.check()
-    with working("reading the data"):
-        data = read_data(asked, resumed=resumed is not None)
-    asked.check_records(several=data.ownership is not None)
-    recipe = asked.recipe(data.people)
-    with initial_weights(asked.seed):
-        model = registry.build(recipe.model, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
-    if resumed is not None:
-        job = _Job(asked, recipe, data, resumed.budgets(), resumed.plan(), model)
-        _refuse_other_people(job)
-        _refuse_other_consent(job)
-        return job
-    people = _budgets(asked, recipe, data)
-    with working("planning"):
-        plan = sartor.plan(
-            people,
-            recipe.scheme,
-            steps=recipe.steps,
-            batch=recipe.batch,
-            clip=recipe.clip,
-            accountant=recipe.accountant,
-            ownership=data.ownership,
-            **asked.of_plan,
-            **asked.of_scheme,
-            **asked.of_filter(recipe, data.people),
-        )
-    return _Job(asked.anchored(), recipe, data, people, plan, model)
-
-
-def _budgets(asked: TrainSettings, recipe: usual.Recipe, data: Data) -> Budgets:
-    """What the holders of the training rows allow, each once; in the order of the rows, where each holder has one."""
-    from sartor.data.consent import refuse_budget_features
-    from sartor.data.people import People
-
-    allowed = asked.allowed()
-    if allowed.epsilon is None and data.budgets is not None and (asked.table is not None or allowed.file is None):
-        return data.budgets.with_reserve(recipe.reserve)
-    if not allowed.is_said and asked.dataset is None:
-        raise SartorError("the budgets are missing: give --budget-column, --budgets with a file, or --epsilon with --share.")
-    by_name = data.holders is not None and allowed.file is not None
-    people = allowed.or_else(usual.ALLOWED).budgets(data.holders if by_name else data.people)
-    if asked.arrays is not None and allowed.file is not None:
-        rows = people if data.ownership is None else People(None, data.ownership).by_row(people)
-        refuse_budget_features(data.train.tensors[0].numpy(), rows)
-    return people
-
-
-def _refuse_other_people(job: _Job) -> None:
-    """Refuse to continue on rows that are other people's than when the run began, as far as that is seen here; `fit` compares each row."""
-    if not job.plan.by_holder and job.data.ownership is None:
-        return
-    then, now = job.budgets.names, job.data.holders
-    other_names = then is not None and now is not None and then != now
-    if len(job.budgets) != job.data.people or job.plan.records != len(job.data.train) or other_names:
-        raise SartorError(
-            "the rows name other holders than when this run began: a run continues with the same people; bring the column that names them "
-            "back as it was."
-        )
-
-
-def _refuse_other_consent(job: _Job) -> None:
-    """Refuse to continue where people say otherwise what they allow than when the run began: in the file, the column or the policy.
-
-    Shares are nobody's word, and are not compared.
-    """
-    allowed = job.asked.allowed()
-    if allowed.epsilon is not None:
-        return
-    now = job.data.budgets if allowed.file is None else allowed.budgets()
-    if now is None:
-        return
-    changed = _changed(job.budgets, now, by_order=job.data.holders is None)
-    if changed:
-        raise SartorError(
-            f"what people allow has changed since this run began, for {_some(changed, len(job.budgets))}: a run continues with the budgets "
-            "that it began with; bring them back as they were, or begin another run in another folder, which spends budgets anew."
-        )
-
-
-def _changed(then: Budgets, now: Budgets, *, by_order: bool) -> int:
-    """How many holders no longer allow what they did; who is gone does not. Without names, holders are known by their order."""
-    before, after = (list(zip(said.epsilon.tolist(), said.delta.tolist(), strict=True)) for said in (then, now))
-    if then.names is None or now.names is None:
-        return sum(map(ne, before, after)) if len(before) == len(after) else 0  # other rows are other data, which `fit` refuses
-    found = dict(zip(now.names, after, strict=True))
-    if by_order:  # names are the file's alone: rows take what stands at their place
-        known = set(then.names)
-        order = [name for name in now.names if name in known]
-        return sum(name != other or found[name] != said for name, other, said in zip_longest(then.names, order, before))
-    return sum(found.get(name) != said for name, said in zip(then.names, before, strict=True))
-
-
-def _some(holders: int, everybody: int) -> str:
-    """A number of holders, unless it or the number of the others is too small to be shown."""
-    if are_few(holders):
-        return f"fewer than {FEWEST} of {everybody} holders"
-    if holders < everybody and are_few(everybody - holders):
-        return f"all but fewer than {FEWEST} of {everybody} holders"
-    return f"{holders} of {everybody} holders"
-
-
-def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
+def _fitted(job: Job, folder: RunFolder | None, resume: bool) -> Result:
     from sartor.sgd import Checkpoints, Evaluation, Execution, NotFinite
 
     recipe, steps = job.recipe, job.plan.steps
@@ -274,7 +122,7 @@ def _fitted(job: _Job, folder: RunFolder | None, resume: bool) -> Result:
         raise typer.Exit(130) from None
 
 
-def _members(job: _Job, folder: RunFolder | None) -> Result:
+def _members(job: Job, folder: RunFolder | None) -> Result:
     """One model for each round; members of earlier rounds are in no checkpoint, so such a run is taken in one go."""
     from sartor.sgd import Evaluation, Execution, NotFinite, fit_members
 
@@ -302,7 +150,7 @@ def _members(job: _Job, folder: RunFolder | None) -> Result:
         raise typer.Exit(130) from None
 
 
-def _keep(job: _Job, folder: RunFolder, result: Result) -> None:
+def _keep(job: Job, folder: RunFolder, result: Result) -> None:
     from sartor.individual.fare import classes_of_holders
     from sartor.report import released
     from sartor.report.training import training_page
@@ -333,7 +181,7 @@ def _keep(job: _Job, folder: RunFolder, result: Result) -> None:
         folder.finish(result.model, result.account.to_json(), page)
 
 
-def _facts(job: _Job) -> dict[str, str]:
+def _facts(job: Job) -> dict[str, str]:
     recipe, data = job.recipe, job.data
     momentum = f", momentum {recipe.momentum:g}" if recipe.momentum else ""
     trained = f"{len(data.train):,} training rows" if data.ownership is None else lent(data.people, len(data.train))
@@ -345,21 +193,23 @@ def _facts(job: _Job) -> dict[str, str]:
     }
 
 
-def _introduction(job: _Job) -> str:
+def _introduction(job: Job) -> str:
     return "\n".join(f"{name}: {value}" for name, value in _facts(job).items()) + "\n"
 
 
-def _conclusion(job: _Job, result: Result, folder: RunFolder | None) -> str:
+def _conclusion(job: Job, result: Result, folder: RunFolder | None) -> str:
     from sartor.report.training import NO_FIGURE, SEEDED, meaning
 
     figure = NO_FIGURE if result.accuracy is None else f"Accuracy on the public test rows: {result.accuracy:.1%}"
     kept = "Nothing was written: --out keeps the model, its account and a report." if folder is None else _kept(job, folder)
-    parts = [f"{figure} ({result.steps:,} steps in {result.seconds:.1f} s)", *job.data.notes, "", str(result.account), ""]
+    seconds = job.seconds(result)
+    took = f"{result.steps:,} steps" if seconds is None else f"{result.steps:,} steps in {seconds:.1f} s"
+    parts = [f"{figure} ({took})", *job.data.notes, "", str(result.account), ""]
     individual = [] if result.reading is None else [_INDIVIDUAL.format(every=job.individual()["individual"]["refresh"])]
     return "\n".join([*parts, meaning(job.plan, result.account.steps), *individual, *([SEEDED] if result.account.seeded else []), kept])
 
 
-def _kept(job: _Job, folder: RunFolder) -> str:
+def _kept(job: Job, folder: RunFolder) -> str:
     """Where the run is, what of it may leave, and what may not."""
     shared, kept = (", ".join(names) for names in folder.shared(job.plan))
     return (

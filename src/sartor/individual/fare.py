@@ -218,7 +218,7 @@ def _figures(
     if by is not None:
         group = classes_of_holders(data, ownership) if by.values is None else places(by.values, by.categories)
         group = np.where((group >= 0) & (group < len(by.categories)), group, NOWHERE)
-    return Figures(reading.epsilon, *by_holder(model, data, ownership, loss), group)
+    return Figures(reading.accounts(sensitive=True), *by_holder(model, data, ownership, loss), group)
 
 
 def _check_classes(data: Dataset[Any], request: Request) -> None:

@@ -46,21 +46,30 @@ _PENDING = 16  # charges that are kept before they are added up: an account is t
 class Reading:
     """What each holder's gradients have cost in the first `steps` steps, and the most that they may have. Secret: print or log neither.
 
-    `epsilon` is the smaller of the Rényi reading and the plan's own spend, since no norm exceeds the clip; `guarantee` is the plan's spend,
-    which alone is differential privacy. Both have one entry for each holder, at the delta of their group less the reserve.
+    `accounts` are the smaller of the Rényi reading and the plan's own spend, since no norm exceeds the clip; `guarantee` is the plan's
+    spend, which alone is differential privacy. Both have one entry for each holder, at the delta of their group less the reserve.
     """
 
     kind: Kind
     steps: int
-    epsilon: Array = field(repr=False)
+    _epsilon: Array = field(repr=False)
     guarantee: Array = field(repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("epsilon", "guarantee"):
+        for name in ("_epsilon", "guarantee"):
             object.__setattr__(self, name, immutable(getattr(self, name)))
 
+    def accounts(self, *, sensitive: bool) -> Array:
+        """What each holder's gradients cost, as it is: of private data, without noise, and covered by no budget, which has to be said."""
+        if sensitive is not True:
+            raise SartorError(
+                "accounts follow from people's records, and no budget covers showing them: say sensitive=True, or release statistics of "
+                "them out of the reserve (sartor account RUN --release)."
+            )
+        return self._epsilon
+
     def __len__(self) -> int:
-        return len(self.epsilon)
+        return len(self._epsilon)
 
     def __repr__(self) -> str:
         return f"Reading({self.kind}, {len(self)} holders, {self.steps} steps; no guarantee)"

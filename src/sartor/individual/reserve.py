@@ -43,7 +43,7 @@ from sartor.run.charges import PART, Charges, Stored
 from sartor.run.files import close_folder, lock, write_private
 from sartor.run.stream import Stream
 
-LEAST = 1e-6
+LEAST = 1e-4
 """Of a release: far below it noise is computed from digits that rounding has taken."""
 
 _RESERVE = "reserve.json"

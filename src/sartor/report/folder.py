@@ -168,7 +168,7 @@ class RunFolder:
         figures = {"steps": np.array(reading.steps), "guarantee": reading.guarantee, "correct": correct, "loss": loss}
         if label is not None:
             figures |= {"label": label, "classes": np.array(list(classes), str), "rows": np.array(rows)}
-        np.savez(content, kind=np.array(reading.kind), epsilon=reading.epsilon, **figures)  # type: ignore[arg-type]
+        np.savez(content, kind=np.array(reading.kind), epsilon=reading.accounts(sensitive=True), **figures)  # type: ignore[arg-type]
         write_private(self.path / "individual.npz", content.getvalue())
 
     def reading(self) -> tuple[Reading, Array, Array]:

@@ -274,7 +274,6 @@ def _state(optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any) -
         "optimizer": _flat_optimizer(optimizer)[1],
         "scheduler": _jsonable(scheduler.state_dict(), "the scheduler") if scheduler is not None else None,
         "whole scheduler": whole(scheduler, scope_of(run.engine.model)),
-        "random": torch.get_rng_state().numpy().tobytes().hex(),
     }
 
 
@@ -427,7 +426,6 @@ class Checkpoint:
         if loader.draws.stretches is not None:
             loader.draws.stretches.restore(document["tracked"], load(self._tensors[_TRACKED]))
             loader.draws.stretches.charged = _Again(self._root, optimizer, loader, document["of"], scheduler, self.public)
-        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(document["random"]), dtype=torch.uint8))
         run.resume_at(int(document["steps"]))
 
     def _put_back(self, scheduler: Any, scope: Scope) -> str | None:

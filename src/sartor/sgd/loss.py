@@ -96,7 +96,13 @@ class Loss:
             return self._given(outputs, targets, **self._keywords)
 
     def _is_random(self, outputs: Any, targets: Any) -> bool:
-        first, *others = (self._again(outputs, targets, seed) for seed in range(_SEEDS))
+        """Whether the loss draws random numbers; one that differs under the same ones remembers what it has seen, and is refused."""
+        first, again, *others = (self._again(outputs, targets, seed) for seed in (0, *range(_SEEDS)))
+        if not _close(first, again):
+            raise SartorError(
+                "the loss gives other numbers for the same outputs and targets when it is asked again: it remembers what it has seen "
+                "(a moving average), or draws random numbers that are not torch's; let it follow outputs and targets alone."
+            )
         return not all(_close(first, other) for other in others)
 
 

@@ -36,6 +36,10 @@ _MIXED = (
     "a holder's gradient is not the same alone and beside others, so the norm that it is tracked by would follow other people's records; "
     "nothing between a record and its loss may mix records (batch statistics, padding that the loss sees, a collate function that sorts)."
 )
+_REMEMBERS = (
+    "a holder's gradient is another one after everybody was looked at than before, at the same model: the model, the loss or the data set "
+    "remembers what it has seen (a moving average, a cache), so tracked norms would follow other people's records."
+)
 
 
 class Norms:
@@ -62,11 +66,13 @@ class Norms:
         size, found = min(self._draws.size or _RECORDS, _RECORDS), np.empty(holders)
         try:
             with torch.random.fork_rng(devices=[]), bar("tracking norms", holders, wanted=self.progress) as advance:
+                some = self._some(holders, stretch)
+                before = self._alone(some, size)
                 for begin in range(0, holders, size):
                     part = np.arange(begin, min(begin + size, holders))
                     found[part] = self._norms(part, size)
                     advance(int(part[-1]) + 1)
-                self._refuse_mixing(found, stretch, size)
+                _refuse_mixing(found[some], before, self._alone(some, size))
                 for holder in np.flatnonzero(self.unsure(found)):
                     found[holder] = self._norms(np.array([holder]), size)[0]
             self._kept.refuse_changes()
@@ -102,6 +108,7 @@ class Norms:
 
     def _backward(self, piece: Piece) -> None:
         batch = self._batch(piece.indices, self._secret)
+        torch.manual_seed(self._secret)
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             raise SartorError("norms are tracked for records that are pairs of input and target.")
         self._engine.open(piece.clips, piece.owners)
@@ -109,13 +116,19 @@ class Norms:
             losses = self._loss(self._engine.model(batch[0]), batch[1])
             losses.sum().backward()
 
-    def _refuse_mixing(self, found: Array, stretch: int, size: int) -> None:
-        """Compare some holders with themselves alone; which ones is secret."""
-        if len(found) < 2:
-            return
-        some = self._stream.generator("tracked", stretch).choice(len(found), min(_ALONE, len(found)), replace=False)
-        alone = np.concatenate([self._norms(np.array([holder]), size) for holder in some])
-        both = np.stack([alone, found[some]])
-        finite = np.isfinite(both).all(axis=0)
-        if np.any(np.abs(both[0] - both[1])[finite] > _CLOSE * both.max(axis=0)[finite]):
-            raise SartorError(_MIXED)
+    def _some(self, holders: int, stretch: int) -> NDArray[np.int64]:
+        """Holders who are looked at by themselves as well; which ones is secret."""
+        return self._stream.generator("tracked", stretch).choice(holders, min(_ALONE, holders) if holders > 1 else 0, replace=False)
+
+    def _alone(self, some: NDArray[np.int64], size: int) -> Array:
+        return np.concatenate([np.zeros(0), *(self._norms(np.array([holder]), size) for holder in some)])
+
+
+def _refuse_mixing(among: Array, before: Array, after: Array) -> None:
+    """Compare holders among others with themselves alone: before anybody was looked at, and after everybody was, bit by bit the same."""
+    if not np.array_equal(before, after, equal_nan=True):
+        raise SartorError(_REMEMBERS)
+    both = np.stack([after, among])
+    finite = np.isfinite(both).all(axis=0)
+    if np.any(np.abs(both[0] - both[1])[finite] > _CLOSE * both.max(axis=0)[finite]):
+        raise SartorError(_MIXED)

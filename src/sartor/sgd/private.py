@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
@@ -34,6 +35,7 @@ from sartor.sgd.run import Run, check_parameters
 from sartor.sgd.stretches import Stretches
 
 _MARK = "_trained_privately"
+_ROUNDING = 1e-3  # of a clip
 
 
 def make_private(
@@ -108,7 +110,7 @@ def make_private(
     pristine = Pristine(model, None, collate, dataset) if check else None
     source = stream if stream is not None else Stream(seed)
     sampler = PoissonSampler(plan, budgets, source, filtered=way is not None)
-    engine = PerExample(model, kernels=Kernels(kernels, measure=not (source.seeded or repeatable)))
+    engine = PerExample(model, kernels=Kernels(kernels, measure=not (source.seeded or repeatable)), exact=needs_float64(plan))
     try:
         size = _physical(max_physical_batch, engine, dataset, collate)
         records = len(dataset)  # type: ignore[arg-type]
@@ -156,6 +158,22 @@ def _check_plan(plan: Plan, ownership: Ownership | None) -> None:
         raise SartorError("the plan was made for holders with several records: say whose each record is (ownership=).")
     if ownership is not None and plan.records not in (None, len(ownership)):
         raise SartorError(f"the plan was made for {plan.records} records, and the ownership is of {len(ownership)}: plan with this one.")
+
+
+def needs_float64(plan: Plan) -> bool:
+    """Whether rounding of a step's float32 sum could move it by more than a thousandth of the smallest clip that somebody pays for.
+
+    Zeroing a holder also moves how the sum of all others rounds, by about a unit in its last place. It follows from the plan alone: were it
+    to follow who is drawn, one holder would decide how the others are added up.
+    """
+    parts = plan.parts
+    people = plan.holders[parts.group] * parts.inclusion * parts.rate
+    lowest = np.ones(len(plan)) if plan.filter is None else plan.filter.rungs[:, 0]
+    paid = parts.rate > 0
+    if not paid.any():
+        return False
+    sums = np.bincount(parts.stage, weights=people * parts.clip)
+    return bool(2.0**-23 * sums.max() > _ROUNDING * (parts.clip * lowest[parts.group])[paid].min())
 
 
 def unwrap(model: nn.Module, optimizer: PrivateOptimizer) -> nn.Module:

@@ -76,7 +76,6 @@ class Run:
         self._witness = witness_of(stream)
         self._ended = self._broken = False
         self._piece: Piece | None = None
-        self._random: Tensor | None = None
         self._pieces = 0
         self._sums: dict[str, Tensor] = {}
         self._unfinished: dict[str, Tensor] | None = None
@@ -172,17 +171,24 @@ class Run:
             raise OutOfTurn(
                 f"this batch is of step {piece.step + 1} and not the next to come: iterate the loader anew, one iterator at a time."
             )
+        self._seed(piece)
         if self._witness is not None and not piece.number:
             self._witness.stands(piece.step, self._seen())
         for parameter in self.engine.parameters.values():
             parameter.grad = None
         self._piece = piece
-        if not piece.number:
-            self._random = torch.get_rng_state()
         self._kept.keep()
         self.engine.open(piece.clips, piece.owners)
         if self._check is not None:
             self._check.begin(piece.rows, piece.owners)
+
+    def _seed(self, piece: Piece) -> None:
+        """Random numbers of the model (dropout) follow the key, the step and the piece alone.
+
+        A step that is taken again, after a stop or by whoever goes on from an earlier checkpoint, then has the same ones, whatever else
+        drew from torch's generator: two different sums under the noise of one step would differ by what is bare.
+        """
+        torch.default_generator.manual_seed(int(self.stream.generator("model", piece.step).integers(2**62)) + piece.number)
 
     @property
     def open_clips(self) -> Tensor:
@@ -207,14 +213,7 @@ class Run:
         self._kept.put_back()
 
     def abandon(self) -> None:
-        """Forget a batch that was handed out and not stepped: nothing of it was released, and the same one is handed out again.
-
-        With the same random numbers, too: whoever goes on from an earlier checkpoint draws those (dropout), and two different sums under
-        the noise of one step would differ by what is bare.
-        """
-        if self._random is not None and (self._piece is not None or self._pieces):
-            torch.set_rng_state(self._random)
-        self._random = None
+        """Forget a batch that was handed out and not stepped: nothing of it was released, and the same one is handed out again."""
         self._piece, self._sums, self._pieces, self._demanded, self._unfinished = None, {}, 0, None, None
         self.engine.close()
 

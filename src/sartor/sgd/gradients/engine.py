@@ -78,14 +78,15 @@ class PerExample:
     True
     """
 
-    def __init__(self, model: nn.Module, *, kernels: Kernels | None = None) -> None:
+    def __init__(self, model: nn.Module, *, kernels: Kernels | None = None, exact: bool = False) -> None:
+        """`exact` adds up in float64, for thresholds that are small beside what rounding of a long float32 sum moves."""
         self.model = model
         self.kernels = Kernels() if kernels is None else kernels
         if any(parameter.device.type != "cpu" for parameter in model.parameters()):
             raise SartorError("private training runs on the CPU for now; move the model there.")
         self.units = watched(model)
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        wide = any(p.dtype == torch.float64 for p in self.parameters.values())
+        wide = exact or any(p.dtype == torch.float64 for p in self.parameters.values())
         self._precision = torch.float64 if wide else torch.float32
         self._names = {id(p): name for name, p in self.parameters.items()}
         self._owners = _owners(self.units, self._names)

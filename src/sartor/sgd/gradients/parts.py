@@ -48,7 +48,7 @@ class Formed:
     def weighted(self, factors: Tensor) -> Tensor:
         """The sum over examples of factor times gradient."""
         flat = self.gradients.reshape(len(self.gradients), -1)
-        return (factors @ flat).reshape(self.gradients.shape[1:])
+        return (factors @ flat.to(factors.dtype)).reshape(self.gradients.shape[1:])
 
 
 @dataclass(eq=False)
@@ -66,7 +66,7 @@ class Blocks:
     def weighted(self, factors: Tensor) -> Tensor:
         """The sum over examples of factor times gradient."""
         parts = factors.split([len(block) for block in self.gradients])
-        found = [part @ block.reshape(len(block), -1) for part, block in zip(parts, self.gradients, strict=True)]
+        found = [part @ block.reshape(len(block), -1).to(factors.dtype) for part, block in zip(parts, self.gradients, strict=True)]
         return torch.stack(found).sum(0).reshape(self.gradients[0].shape[1:])
 
 

@@ -1,0 +1,172 @@
+"""What training takes, read and planned: the settings, the data, the budgets, the plan and a new model. `train` and `audit` share it."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from operator import ne
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import sartor
+from sartor import usual
+from sartor.budgets import Budgets
+from sartor.cli.output import initial_weights, working
+from sartor.cli.train_data import read_data
+from sartor.cli.train_settings import READINGS, TrainSettings
+from sartor.confidential import FEWEST, are_few
+from sartor.errors import SartorError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sartor.data import Data
+    from sartor.report.folder import RunFolder
+    from sartor.sgd import Result, Tracking
+
+
+class Job(NamedTuple):
+    """All that training needs: what was asked for, how it is done, and what with."""
+
+    asked: TrainSettings
+    recipe: usual.Recipe
+    data: Data
+    budgets: Budgets
+    plan: sartor.Plan
+    model: nn.Module
+
+    @property
+    def tracking(self) -> Tracking | None:
+        """The readings that were asked for; filters are the plan's."""
+        from sartor.sgd import Tracking
+
+        kind = self.asked.individual
+        return Tracking(kind, self.asked.every(self.recipe, self.data.people)) if kind in READINGS else None
+
+    def seconds(self, result: Result) -> float | None:
+        """How long a run took; nothing, where that would tell who rests."""
+        return None if self.plan.filter is not None else result.seconds
+
+    def individual(self) -> dict[str, Any]:
+        """What was asked of individual accounts, as JSON; nothing, where they were not."""
+        if self.plan.filter is not None:
+            return {"individual": self.plan.filter.to_json()}
+        tracking = self.tracking
+        if tracking is None:
+            return {}
+        return {"individual": {"kind": tracking.kind, "refresh": tracking.refresh, "full_steps": self.plan.steps}}
+
+
+def material(asked: TrainSettings) -> tuple[Data, Budgets, usual.Recipe, nn.Module]:
+    """The data, the budgets, how it is trained, and a new model."""
+    from sartor.models import registry
+
+    asked.check()
+    data = read_data(asked, resumed=False)
+    recipe = asked.recipe(data.people)
+    with initial_weights(asked.seed):
+        model = registry.build(recipe.model, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
+    return data, _budgets(asked, recipe, data), recipe, model
+
+
+def prepared(asked: TrainSettings, resumed: RunFolder | None) -> Job:
+    """Read the data, the budgets and the model, and make the plan; of a run that is continued, budgets and plan as they were."""
+    from sartor.models import registry
+
+    asked.check()
+    with working("reading the data"):
+        data = read_data(asked, resumed=resumed is not None)
+    asked.check_records(several=data.ownership is not None)
+    recipe = asked.recipe(data.people)
+    with initial_weights(asked.seed):
+        model = registry.build(recipe.model, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
+    if resumed is not None:
+        job = Job(asked, recipe, data, resumed.budgets(), resumed.plan(), model)
+        _refuse_other_people(job)
+        _refuse_other_consent(job)
+        return job
+    people = _budgets(asked, recipe, data)
+    with working("planning"):
+        plan = sartor.plan(
+            people,
+            recipe.scheme,
+            steps=recipe.steps,
+            batch=recipe.batch,
+            clip=recipe.clip,
+            accountant=recipe.accountant,
+            ownership=data.ownership,
+            **asked.of_plan,
+            **asked.of_scheme,
+            **asked.of_filter(recipe, data.people),
+        )
+    return Job(asked.anchored(), recipe, data, people, plan, model)
+
+
+def _budgets(asked: TrainSettings, recipe: usual.Recipe, data: Data) -> Budgets:
+    """What the holders of the training rows allow, each once; in the order of the rows, where each holder has one."""
+    from sartor.data.consent import refuse_budget_features
+    from sartor.data.people import People
+
+    allowed = asked.allowed()
+    if allowed.epsilon is None and data.budgets is not None and (asked.table is not None or allowed.file is None):
+        return data.budgets.with_reserve(recipe.reserve)
+    if not allowed.is_said and asked.dataset is None:
+        raise SartorError("the budgets are missing: give --budget-column, --budgets with a file, or --epsilon with --share.")
+    by_name = data.holders is not None and allowed.file is not None
+    people = allowed.or_else(usual.ALLOWED).budgets(data.holders if by_name else data.people)
+    if asked.arrays is not None and allowed.file is not None:
+        rows = people if data.ownership is None else People(None, data.ownership).by_row(people)
+        refuse_budget_features(data.train.tensors[0].numpy(), rows)
+    return people
+
+
+def _refuse_other_people(job: Job) -> None:
+    """Refuse to continue on rows that are other people's than when the run began, as far as that is seen here; `fit` compares each row."""
+    if not job.plan.by_holder and job.data.ownership is None:
+        return
+    then, now = job.budgets.names, job.data.holders
+    other_names = then is not None and now is not None and then != now
+    if len(job.budgets) != job.data.people or job.plan.records != len(job.data.train) or other_names:
+        raise SartorError(
+            "the rows name other holders than when this run began: a run continues with the same people; bring the column that names them "
+            "back as it was."
+        )
+
+
+def _refuse_other_consent(job: Job) -> None:
+    """Refuse to continue where people say otherwise what they allow than when the run began: in the file, the column or the policy.
+
+    Shares are nobody's word, and are not compared.
+    """
+    allowed = job.asked.allowed()
+    if allowed.epsilon is not None:
+        return
+    now = job.data.budgets if allowed.file is None else allowed.budgets()
+    if now is None:
+        return
+    changed = _changed(job.budgets, now, by_order=job.data.holders is None)
+    if changed:
+        raise SartorError(
+            f"what people allow has changed since this run began, for {_some(changed, len(job.budgets))}: a run continues with the budgets "
+            "that it began with; bring them back as they were, or begin another run in another folder, which spends budgets anew."
+        )
+
+
+def _changed(then: Budgets, now: Budgets, *, by_order: bool) -> int:
+    """How many holders no longer allow what they did; who is gone does not. Without names, holders are known by their order."""
+    before, after = (list(zip(said.epsilon.tolist(), said.delta.tolist(), strict=True)) for said in (then, now))
+    if then.names is None or now.names is None:
+        return sum(map(ne, before, after)) if len(before) == len(after) else 0  # other rows are other data, which `fit` refuses
+    found = dict(zip(now.names, after, strict=True))
+    if by_order:  # names are the file's alone: rows take what stands at their place
+        known = set(then.names)
+        order = [name for name in now.names if name in known]
+        return sum(name != other or found[name] != said for name, other, said in zip_longest(then.names, order, before))
+    return sum(found.get(name) != said for name, said in zip(then.names, before, strict=True))
+
+
+def _some(holders: int, everybody: int) -> str:
+    """A number of holders, unless it or the number of the others is too small to be shown."""
+    if are_few(holders):
+        return f"fewer than {FEWEST} of {everybody} holders"
+    if holders < everybody and are_few(everybody - holders):
+        return f"all but fewer than {FEWEST} of {everybody} holders"
+    return f"{holders} of {everybody} holders"
