@@ -43,6 +43,17 @@ def test_grids_change_little_and_never_downwards(monkeypatch):
     assert on_grid == pytest.approx(exact, rel=0.005)
 
 
+def test_what_was_cut_off_from_losses_counts_at_every_epsilon():
+    low = (1 - 0.9 * np.exp(-0.5)) / (2 * np.sinh(0.5))  # so that without the holder all is at these two losses
+    remove = losses.LossDistribution(-1, np.array([low, 0.0, 0.9 - low]), 0.1)
+    law = Law.of_losses(losses.Pair(0.5, remove, remove, 0.0))
+    assert law.delta(50.0) == pytest.approx(0.1)
+    assert law.epsilon(0.05) == np.inf
+    assert published([law, law], [0.8, 0.8], 2.0).delta(50.0) == pytest.approx(1 - 0.9**2)
+    pi = np.expm1(0.5) / np.expm1(0.8)
+    assert published([law, law], [0.8, 0.8], 0.5).delta(50.0) == pytest.approx(0.1 * (pi + (1 - pi) * pi))
+
+
 # --- the sound form, solved by the planner itself, with randomised response inside ---
 
 

@@ -54,6 +54,15 @@ def test_train_says_when_full_norm_rests(ladder):
     assert printed["plan"]["filter"] == printed["individual"]
 
 
+def test_train_prints_of_the_training_records_nothing_but_how_many_there_are(ladder):
+    """All else is the plan's, or was found on public rows; readings are not for everybody."""
+    folder, printed = ladder
+    assert set(printed) == {"accuracy", "seconds", "steps", "holders", "records", "individual", "plan", "groups"}
+    assert printed["plan"] == RunFolder(folder).plan().to_json()
+    assert all(set(group) == {"epsilon", "holders", "spent", "rests_at"} for group in printed["groups"])
+    assert set(json.loads((folder / "account.json").read_text())["groups"][0]) == {"epsilon", "delta", "holders", "spent"}
+
+
 @pytest.mark.long
 def test_a_ladder_of_ones_own_is_kept_with_the_run(tmp_path):
     (tmp_path / "own.toml").write_text("ladder = [1, 3, 9]\n")

@@ -122,6 +122,19 @@ def test_whatever_is_answered_one_holder_moves_all_of_it_together_by_at_most_mu(
     assert largest > 0.7 * mu  # somebody comes close: there is not much more noise than there must be
 
 
+@pytest.mark.parametrize("name", REQUESTS)
+def test_neither_noise_nor_what_is_told_shows_who_has_the_largest_figures_where_all_are_small(name: str) -> None:
+    """Ranges are public: one that ended at the largest figure would tell it, by how much noise there is or by where an answer ends."""
+    request, generator = REQUESTS[name], np.random.default_rng(3)
+    account, loss = generator.uniform(0.01, 0.02, 150), generator.uniform(0.01, 0.02, 150)
+    account[7] = loss[7] = 0.9
+    of = Figures(account, np.ones(150), loss, GROUP if request.groups == "budget" else generator.integers(0, 4, 150))
+    ours = heard(request, of)
+    theirs = heard(request, without(of, 7, request), ours.answers)
+    assert ours.deviations == theirs.deviations
+    assert ours.told == theirs.told
+
+
 def test_whether_a_category_is_merged_does_not_tell_its_true_size() -> None:
     request, group = REQUESTS["classes"], np.repeat([0, 1, 2, 3], [10, 60, 70, 10])
     of = Figures(np.full(150, 0.5), np.ones(150), np.ones(150), group)
@@ -158,6 +171,21 @@ def test_noise_is_normal_with_the_deviation_that_is_accounted_for() -> None:
     assert kstest(noise, "norm").pvalue > 1e-3
     both = np.array([np.concatenate([part.ravel() for part in drawn[i : i + 24]])[:2] for i in range(0, len(drawn), 24)])
     assert abs(np.corrcoef(both.T)[0, 1]) < 0.5  # and drawn anew for every value
+
+
+def test_no_noise_is_a_single_number_of_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the low bits of one that is, what it was added to could be solved for (`stream.normal`)."""
+    request, sums = REQUESTS["all"], []
+    drawn = stream.normal
+
+    def normal(generator: Any, size: Any, deviation: float, draws: int = 1) -> Array:
+        sums.append(draws)
+        return drawn(generator, size, deviation, draws)
+
+    monkeypatch.setattr(release, "normal", normal)
+    released(PLAN, figures(request), request, epsilon=EPSILON, delta=DELTA, seed=1)
+    assert len(sums) == 24
+    assert min(sums) >= 4
 
 
 def test_noise_is_made_for_a_little_less_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:

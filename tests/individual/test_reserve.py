@@ -95,6 +95,14 @@ def test_a_seeded_answer_is_not_given_to_who_asks_for_a_private_one(tmp_path: Pa
     assert len(reserve.releases) == 2
 
 
+def test_a_seeded_answer_is_charged_like_any_other(tmp_path: Path) -> None:
+    reserve = Reserve.create(tmp_path / "reserve", PLAN)
+    reserve.release(ACCOUNTS, MEDIAN, epsilon=0.2, stream=Stream(seed=1))
+    with pytest.raises(sartor.Infeasible, match=r"0\.1 of 0\.3 left"):
+        reserve.release(ACCOUNTS, MEDIAN, epsilon=0.2)
+    assert len(Reserve(tmp_path / "reserve", PLAN).releases) == 1
+
+
 def test_releases_together_with_the_run_keep_every_budget(tmp_path: Path) -> None:
     for number, parts in enumerate(([0.3], [0.1, 0.1, 0.1], [0.07, 0.2, 0.03], [0.3 / 7] * 7)):
         reserve = Reserve.create(tmp_path / str(number), PLAN)

@@ -49,6 +49,23 @@ def test_what_it_really_spends_is_what_a_mixture_over_the_round_that_draws_one_s
     assert found == pytest.approx(truth, rel=0.005)
 
 
+def test_every_group_really_spends_what_its_own_coins_make_of_the_rounds_at_the_promised_delta():
+    """Two rounds in which all who are drawn take part in every step, so each is one Gaussian, and the mixture is explicit."""
+    tau = 0.8
+    form = made(2, threshold=[tau, tau], steps=8, batch=150)
+    assert [one.rate for one in form.rounds] == [1.0, 1.0]
+    mu = [float(np.sqrt(one.steps)) / one.noise_multiplier for one in form.rounds]
+    x = np.linspace(-8, 8 + max(mu), 601)
+    q = np.exp(-(x**2) / 2)
+    q /= q.sum()
+    first, second = np.exp(mu[0] * x - mu[0] ** 2 / 2)[:, None], np.exp(mu[1] * x - mu[1] ** 2 / 2)[None, :]
+    pi, left = (np.expm1(budget) / np.expm1(tau) for budget in (0.5, 1.0 - tau))
+    wholes = [pi * first + (1 - pi) * (pi * second + 1 - pi), first + 0 * second, first * (left * second + 1 - left)]
+    both = np.outer(q, q)
+    truth = [reference.from_laws((whole * both).ravel(), both.ravel(), 2e-5) for whole in wholes]
+    assert form.really_spends == pytest.approx(truth, rel=0.005)
+
+
 def test_its_document_and_table_say_that_it_is_not_sound():
     form = made(3)
     document = json.loads(json.dumps(form.to_json()))

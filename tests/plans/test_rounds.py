@@ -186,6 +186,16 @@ def test_thresholds_of_an_onion_ascend_and_look_at_what_is_left():
     assert set(chosen(epsilon, weight, 4, "adaptive", onion=False)) == {found[0]}
 
 
+@pytest.mark.parametrize("rule", ["fixed:0.0", "fixed:0.7", "fixed:1.0", "adaptive"])
+def test_thresholds_by_a_rule_have_three_digits_whatever_budgets_have(rule):
+    """The least and the largest budget are where losses are least, and may be one person's each."""
+    epsilon, weight = np.array([0.512345678, 0.7, 0.937654321]), np.array([1.0, 50.0, 1.0])
+    assert f"{best(epsilon, weight, rule):.3g}" == str(best(epsilon, weight, rule))
+    found = chosen(epsilon, weight, 4, rule, onion=True)
+    assert [f"{tau:.3g}" for tau in found] == [str(tau) for tau in found]
+    assert not set(found) & {0.512345678, 0.937654321}
+
+
 # --- sizes ---
 
 

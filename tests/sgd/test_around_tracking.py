@@ -51,6 +51,23 @@ def test_what_the_pass_leaves_in_a_model_is_put_back_and_refused(tracking):
     assert float(model.most) == 0
 
 
+def test_what_a_pass_that_is_interrupted_left_in_a_model_is_put_back(monkeypatch):
+    model = Observed()
+    _, _, loader = begun(model=model)
+    whole, seen = Norms._norms, []
+
+    def interrupted(self, holders, size):
+        whole(self, holders, size)
+        seen.append(float(model.most))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Norms, "_norms", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader))
+    assert seen[0] > 0
+    assert float(model.most) == 0
+
+
 class Jittered(Dataset):
     """Random changes, as many numbers as the record has: whoever comes after a longer record gets others."""
 

@@ -330,6 +330,36 @@ def test_strict_readings_clip_each_holder_at_their_tracked_norm(monkeypatch):
     assert len(first[0])
 
 
+def test_no_more_enters_a_step_than_the_norm_that_a_strict_reading_tracked(monkeypatch):
+    """Norms grow within the stretch, and one holder alone is drawn, so that a step's sum is what they add to it."""
+    monkeypatch.setattr(running, "normal", without_noise)
+    plan = sartor.plan(people(), steps=4, batch=20, clip=CLIP)
+    clips = plan.clips[np.array(groups(plan))]
+    target = int(np.argmin([float(gradient(net(), holder).norm()) / clips[holder] for holder in range(HOLDERS)]))
+    monkeypatch.setattr(PoissonSampler, "draw", lambda self, step: Draw(step, np.array([target]), clips[[target]]))
+    whole, entered = running.Run._noisy, []
+
+    def noted(run, sums, step):
+        entered.append(float(torch.cat([value.flatten().double() for value in sums.values()]).norm()))
+        return whole(run, sums, step)
+
+    monkeypatch.setattr(running.Run, "_noisy", noted)
+    model, optimizer, loader = tracked(plan, tracking=sartor.Tracking("strict", 4))
+    own = []
+    for batch in loader:
+        take(model, optimizer, batch)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(-3)
+        plain = net()
+        plain.load_state_dict(model.state_dict())
+        own.append(float(gradient(plain, target).norm()))
+    tracked_norm = float(loader.draws.stretches.state()[1]["fraction"][target]) * clips[target]
+    assert tracked_norm < 0.9 * clips[target]
+    assert max(own[:-1]) > 1.5 * tracked_norm
+    assert max(entered) <= tracked_norm * (1 + 1e-6)
+
+
 def test_a_filters_reading_is_of_the_rungs_that_clip_and_not_of_the_norms_below_them():
     plan = filtered(ladder=(5, 16))
     model, optimizer, loader = tracked(plan)
