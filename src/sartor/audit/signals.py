@@ -87,8 +87,6 @@ def by_holder(values: Array, ownership: Ownership | None) -> Array:
     """The mean over each holder's records, in the last dimension."""
     if ownership is None:
         return values
-    if not bool(np.all(ownership.counts)):
-        raise SartorError("a holder without records has no signal: leave holders without records out of the budgets.")
     added = np.apply_along_axis(lambda row: np.bincount(ownership.of_record, row, ownership.holders), -1, values)
     return np.asarray(added / ownership.counts)
 
