@@ -25,7 +25,7 @@ from sartor.errors import SartorError
 
 Mask = NDArray[np.bool_]
 
-ENOUGH = 30
+ENOUGH = 64
 """Models on a side from which on a target's variance is estimated from its own signals; with fewer, all targets share one."""
 _LEAST = 1e-12  # of a variance
 
