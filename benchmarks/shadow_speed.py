@@ -3,10 +3,10 @@
     python benchmarks/shadow_speed.py --data DIR                      # 64 models of the MNIST network on 2,000 images, some minutes
     python benchmarks/shadow_speed.py --data DIR --models 16 --json
 
-Both train the same models from the same seeds under the same plan, and give the signals of their records. One by one, each model is a run of
-`sartor.fit` with torch's own threads; together, models are stacked eight at a time, in one process of one thread for each core. They take
-turns, sixteen models at a time. Ratios are told by the clock and by the processor's own seconds over all processes: on a machine that does
-other things the second is the one to read, though it leaves out what threads lose by waiting for each other. Workers are started before
+Both train the same models from the same seeds under the same plan, and give the signals of their records. One by one, each model is a run
+of `sartor.fit` with torch's own threads; together, models are stacked eight at a time, in one process of one thread for each core. They
+take turns, sixteen models at a time. Ratios are told by the clock and by the processor's own seconds over all processes: on a machine that
+does other things the second is the one to read, though it leaves out what threads lose by waiting for each other. Workers start before
 the clock, as an audit starts them once.
 """
 

@@ -53,7 +53,7 @@ class Stack:
         self._kernels = Kernels(measure=False)
         self._taps: list[Tensor] | None = None
         self._noted: dict[int, Tensor] = {}
-        self._shapes: dict[int, torch.Size] = {}
+        self._outputs: dict[int, Tensor] = {}
         for place, unit in enumerate(self._units):
             unit.module.register_forward_hook(self._hook(place))
         with torch.no_grad():
@@ -78,7 +78,7 @@ class Stack:
                 raise SartorError("a layer that is called twice, or not on one tensor, cannot be stacked.")
             self._noted[place] = inputs[0]
             if self._taps is None:
-                self._shapes[place] = output.shape[1:]
+                self._outputs[place] = output.new_zeros(()).expand(output.shape[1:])
                 return None
             return output + self._taps[place]
 
@@ -106,7 +106,7 @@ class Stack:
 
     def _clipped(self, inputs: Tensor, targets: Tensor, clips: Tensor) -> dict[str, Tensor]:
         models, rows = clips.shape
-        taps = [torch.zeros(()).expand(models, rows, *self._shapes[place]) for place in range(len(self._units))]
+        taps = [self._outputs[place].expand(models, rows, *self._outputs[place].shape) for place in range(len(self._units))]
         gradients, noted = self._each(taps, self.values, inputs, targets)
         flat = [(one.flatten(0, 1), two.flatten(0, 1)) for one, two in zip(noted, gradients, strict=True)]
         parts = self._parts(flat)
@@ -119,7 +119,7 @@ class Stack:
             parts = self._parts(flat)
             norms = self._norms(parts)
         factors = (1 - MARGIN) * torch.clamp(thresholds.double() / norms.clamp_min(1e-300), max=1.0)
-        of_models = torch.where(usable, factors, 0.0).to(inputs.dtype if inputs.is_floating_point() else torch.float32).view(models, rows)
+        of_models = torch.where(usable, factors, 0.0).to(gradients[0].dtype).view(models, rows)
         return {name: _weighted(part, of_models).view(models, *self.values[name].shape[1:]) for name, part in parts.items()}
 
     def _parts(self, calls: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Part]:
