@@ -18,7 +18,7 @@ import sartor
 from sartor.audit import shadows as making
 from sartor.audit.shadow_training import Learning, train_alone
 from sartor.audit.shadows import Shadows, coins, seed_of, train_shadows
-from sartor.audit.signals import by_holder, signal, signals_of
+from sartor.audit.signals import by_holder, of_outputs, signals_of
 from sartor.errors import SartorError
 from sartor.sgd.loss import Loss
 from sartor_testing.private_runs import HOLDERS, dropping, net, people, planned, records
@@ -90,14 +90,14 @@ def test_targets_that_are_no_places_are_refused(targets):
 
 def test_log_odds_are_exact_where_a_probability_rounds_to_one():
     outputs, targets = torch.tensor([[60.0, 0.0, 0.0], [0.0, 60.0, 0.0]]), torch.tensor([0, 0])
-    found = signal("log-odds", outputs, targets, Loss(None))
+    found = of_outputs("log-odds", outputs, targets, Loss(None))
     assert torch.allclose(found, torch.tensor([60 - np.log(2), -60.0], dtype=torch.float64))
-    assert signal("logit", outputs, targets, Loss(None)).tolist() == [60.0, 0.0]
-    assert torch.allclose(signal("loss", outputs, targets, Loss(None)), torch.tensor([0.0, -60.0], dtype=torch.float64), atol=1e-6)
+    assert of_outputs("logit", outputs, targets, Loss(None)).tolist() == [60.0, 0.0]
+    assert torch.allclose(of_outputs("loss", outputs, targets, Loss(None)), torch.tensor([0.0, -60.0], dtype=torch.float64), atol=1e-6)
     with pytest.raises(SartorError, match="signal"):
-        signal("entropy", outputs, targets, Loss(None))
+        of_outputs("entropy", outputs, targets, Loss(None))
     with pytest.raises(SartorError, match='take signal="loss"'):
-        signal("log-odds", outputs, torch.randn(2, 3), Loss(None))
+        of_outputs("log-odds", outputs, torch.randn(2, 3), Loss(None))
 
 
 def test_a_holder_has_the_mean_signal_of_their_records():

@@ -31,7 +31,7 @@ from torch.utils.data import Dataset
 from sartor.audit.scores import Scores
 from sartor.audit.shadow_folder import Arrays, ShadowFolder
 from sartor.audit.shadow_training import Learning, Mask, Material, train_alone, train_stacked
-from sartor.audit.signals import Array, batches, by_holder, check_name, signal, signals_of
+from sartor.audit.signals import Array, batches, by_holder, check_name, of_outputs, signals_of
 from sartor.audit.stacked import Stack
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
@@ -264,7 +264,7 @@ def _of_stack(stack: Stack, task: _Task, data: Dataset[Any] | None) -> Array:
     measure = Loss(learning.loss)
     for inputs, targets in batches(data, learning.collate):
         outputs = stack.outputs(inputs)
-        found.append(torch.stack([signal(task.signal, own, targets, measure) for own in outputs]))
+        found.append(torch.stack([of_outputs(task.signal, own, targets, measure) for own in outputs]))
     return torch.cat(found, 1).numpy()
 
 

@@ -26,12 +26,12 @@ NAMES = ("log-odds", "logit", "loss")
 _AT_ONCE = 1024
 
 
-def signal(name: str, outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
+def of_outputs(name: str, outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
     """The signal of each record from a model's outputs for it, in float64.
 
     >>> outputs, targets = torch.tensor([[0.0, 0.0, 2.0]]), torch.tensor([2])
     >>> odds = outputs.exp()[0, 2] / outputs.exp()[0, :2].sum()
-    >>> torch.allclose(signal("log-odds", outputs, targets, Loss(None)).exp().float(), odds)
+    >>> torch.allclose(of_outputs("log-odds", outputs, targets, Loss(None)).exp().float(), odds)
     True
     """
     check_name(name)
@@ -76,7 +76,7 @@ def signals_of(
     model.eval()
     try:
         for inputs, targets in batches(dataset, collate):
-            found.append(signal(name, model(inputs), targets, measure))
+            found.append(of_outputs(name, model(inputs), targets, measure))
     finally:
         for module, mode in modes:
             module.training = mode
