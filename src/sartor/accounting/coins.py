@@ -70,7 +70,8 @@ class Law:
         """The divergence at epsilon, in the worse direction."""
         scale = float(np.exp(min(epsilon, _HIGHEST)))
         remove = float(np.maximum(self.ratio - scale, 0.0) @ self.mass) + self.lost
-        add = float(np.maximum(1 - scale * self.ratio, 0.0) @ self.mass)
+        with np.errstate(over="ignore"):  # beyond all numbers it is above 1, and counts as nothing
+            add = float(np.maximum(1 - scale * self.ratio, 0.0) @ self.mass)
         return max(remove, add)
 
     def epsilon(self, delta: float) -> float:

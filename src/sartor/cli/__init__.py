@@ -15,7 +15,7 @@ from typing import Annotated, Any, TextIO
 import typer
 import typer.core
 
-from sartor.cli import account, demo, federate, pate, plan, train
+from sartor.cli import account, audit, demo, federate, pate, plan, train
 from sartor.cli.output import give_up_printing, say, shortened, show
 from sartor.errors import SartorError, SartorWarning
 
@@ -42,6 +42,7 @@ app.command("train", cls=_Command)(train.train)
 app.command("pate", cls=_Command)(pate.pate)
 app.command("federate", cls=_Command)(federate.federate)
 app.command("account", cls=_Command)(account.account)
+app.command("audit", cls=_Command)(audit.audit)
 app.command("demo", cls=_Command)(demo.demo)
 
 

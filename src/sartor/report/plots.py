@@ -42,7 +42,16 @@ class Bar(NamedTuple):
     spread: float
 
 
-def lines(curves: Sequence[Line], *, x: str, y: str, logarithmic: bool = False, markers: bool = False, zero: bool = False) -> str:
+def lines(
+    curves: Sequence[Line],
+    *,
+    x: str,
+    y: str,
+    logarithmic: bool = False,
+    logarithmic_x: bool = False,
+    markers: bool = False,
+    zero: bool = False,
+) -> str:
     """Curves over a common axis, each labelled at its end."""
     with _drawing(7.2, 3.6) as (figure, axes):
         for i, curve in enumerate(curves):
@@ -52,6 +61,8 @@ def lines(curves: Sequence[Line], *, x: str, y: str, logarithmic: bool = False, 
             axes.set_yscale("log")
         elif zero:
             axes.set_ylim(bottom=0)
+        if logarithmic_x:
+            axes.set_xscale("log")
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         _label_ends(axes, curves)
