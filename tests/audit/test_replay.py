@@ -10,25 +10,35 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 import sartor
+from sartor import federated, pate
 from sartor.audit.replay import Replayed, replay, without
+from sartor.audit.replay_votes import replay_votes
 from sartor.errors import SartorError
-from sartor.run.witness import looked_at_by
+from sartor.federated import AdaptiveClip
+from sartor.federated import rounds as rounds_module
+from sartor.federated.rounds import Round
+from sartor.federated.server import ServerOptimizer
+from sartor.pate.voting import Voting
+from sartor.run.sampling import PoissonSampler
+from sartor.run.stream import Stream
+from sartor.run.witness import looked_at_by, seen
 from sartor.sgd import fit_members
 from sartor_testing import private_runs as runs
+from sartor_testing.amount import examples, most_are_long
 
 LADDER = {"filter": "ladder", "refresh": 2, "full_steps": 4}
 SCHEMES = {
-    "uniform": {},
     "sample": {},
     "scale": {},
+    "rounds": {"rounds": 2},
+    "equal": LADDER,
+    "sequential": {},
+    "uniform": {},
     "hybrid": {"mix": 0.5},
     "exclude": {"threshold": 2.0},
-    "sequential": {},
-    "rounds": {"rounds": 2},
     "jorgensen": {},
     "adapdp": {"rounds": 2},
     "ladder": {"scheme": "scale", **LADDER},
-    "equal": LADDER,
     "renyi": {"scheme": "scale", **LADDER, "filter": "renyi", "accountant": "rdp"},
 }
 LOUD = TensorDataset(runs.records().tensors[0] * 50, runs.records().tensors[1])  # gradients far above every clip
@@ -50,7 +60,7 @@ def faults(**given_) -> str:
     return " ".join(found.faults)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", most_are_long(SCHEMES, 4))
 def test_nobody_moves_a_sum_by_more_than_their_clip_under_any_scheme(name):
     options = {"scheme": name, **SCHEMES[name]}
     plan = sartor.plan(runs.people(), options.pop("scheme"), steps=6, batch=20, clip=0.05, **options)
@@ -77,7 +87,7 @@ def test_a_model_with_dropout_is_replayed_with_everybody_in_their_place():
     assert replayed(plan, train).verdict == "consistent"
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("optimizer", most_are_long([torch.optim.Adam, torch.optim.SGD], 1))
 def test_a_loop_of_ones_own_is_replayed(optimizer):
     def train(data, seed):
         model = runs.net()
@@ -100,7 +110,7 @@ def test_a_run_that_is_stopped_and_resumed_is_replayed(tmp_path):
     assert replayed(plan, train).verdict == "consistent"
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=examples(3, 40))
 @given(st.integers(1, 4), st.sampled_from([nn.Tanh, nn.ReLU, nn.Sigmoid]), st.integers(0, runs.HOLDERS - 1), st.floats(1e-3, 1e3))
 def test_any_network_and_any_holder_is_consistent(width, kind, holder, scale):
     data = TensorDataset(runs.records().tensors[0] * scale, runs.records().tensors[1])
@@ -223,3 +233,79 @@ def test_other_peoples_records_stand_in_the_places_of_the_zeroed():
     same = (data.tensors[0] == LOUD.tensors[0]).all(1)
     assert np.flatnonzero(~same.numpy()).tolist() == [3, 7]
     assert torch.equal(LOUD.tensors[0], runs.records().tensors[0] * 50)
+
+
+# --- federated rounds and votes ---
+
+CLIENTS = sartor.Budgets.from_groups([(1.0, 20), (4.0, 20)], delta=1e-3)
+LONG = {name: np.random.default_rng(1).standard_normal((40, *shape)) * 30 for name, shape in {"weight": (3, 2), "bias": (3,)}.items()}
+
+
+def rounds_of(plan):
+    """Training by rounds on a server: each client answers with the model and its own array, far longer than any clip."""
+
+    def train(data, seed):
+        stream, clip = Stream(seed), plan.accounted.clip
+        sampler = PoissonSampler(plan.accounted, CLIENTS, stream)
+        server = ServerOptimizer({name: np.zeros(part.shape[1:]) for name, part in data.items()})
+        for step in range(plan.rounds):
+            current = Round(plan, seen(stream, sampler.draw(step)), server.model, clip)
+            for client in current.drawn:
+                current.add(client, {name: part + data[name][client] for name, part in server.model.items()})
+            released = current.release(stream)
+            server.step(released.mean)
+            clip = released.clip
+        return {name: part.tolist() for name, part in server.model.items()}
+
+    return train
+
+
+@pytest.mark.parametrize("adaptive", [None, AdaptiveClip(noise=2.0)], ids=["fixed", "adaptive"])
+def test_no_client_moves_a_round_by_more_than_its_share_of_the_clip(adaptive):
+    plan = federated.plan(CLIENTS, "scale", rounds=5, per_round=10, adaptive=adaptive, accountant="rdp")
+    found = replay(rounds_of(plan), LONG, CLIENTS, plan, holders=3)
+    assert found.verdict == "consistent", found.faults
+    assert 0.99 < found.largest_move <= 1
+
+
+def test_an_update_that_is_clipped_array_by_array_is_named(monkeypatch):
+    plan = federated.plan(CLIENTS, "scale", rounds=4, per_round=10, accountant="rdp")
+    whole = rounds_module.clipped
+    monkeypatch.setattr(rounds_module, "clipped", lambda update, clip: ([whole([part], clip)[0][0] for part in update], 0.0))
+    found = replay(rounds_of(plan), LONG, CLIENTS, plan, holders=2)
+    assert "a sum moved by more than the clip" in " ".join(found.faults)
+
+
+PEOPLE = sartor.Budgets.from_shares([3, 1, 2], [0.2, 0.5, 0.3], holders=600, delta=1e-5, seed=1)
+
+
+def votes_for(plan):
+    return np.random.default_rng(1).integers(5, size=(120, plan.teachers))
+
+
+KINDS = [pate.GNMax(noise=20), pate.Confident(noise=20, threshold=8, threshold_noise=30)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["every", "confident"])
+@pytest.mark.parametrize("variant", ["standard", "upsample", "weight", "vanish"])
+def test_no_member_moves_votes_by_more_than_their_account_is_charged_for(variant, kind):
+    plan = pate.plan(PEOPLE, variant, teachers=30, aggregator=kind)
+    found = replay_votes(plan, votes_for(plan), 5)
+    assert found.verdict == "consistent", found.faults
+    assert found.steps > 0
+    assert 0.99 < found.largest_move <= 1 + 1e-9
+
+
+def test_votes_that_weigh_what_another_groups_should_are_named(monkeypatch):
+    """Weights in the order of the epsilons, and not by whose they are: the strict are charged for less than they move."""
+    plan = pate.plan(PEOPLE, "weight", teachers=30, aggregator=KINDS[0])
+    right = Voting._multipliers
+
+    def by_position(self, place, count):
+        weights, sensitivity = right(self, place, count)
+        return weights[:, ::-1].copy(), sensitivity
+
+    monkeypatch.setattr(Voting, "_multipliers", by_position)
+    monkeypatch.setattr(Voting, "_row_sensitivity", lambda self, weights: self.plan.sensitivity[None])
+    found = replay_votes(plan, votes_for(plan), 5)
+    assert "a group is charged for less than its members moved." in found.faults
