@@ -1,5 +1,7 @@
 """Lower bounds on epsilon: never above the truth more often than stated, and close to it where that is possible."""
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ SIZE, CONFIDENCE, EPSILON = 1_000, 0.99, 4.0
 FIXED = {randomised_response: [0.5], laplace: [-1.0, 0.0, 4.0, 5.0], gaussian: [-1.0, 1.0, 2.0], told_outright: [0.5]}
 
 
+@functools.cache
 def repeated(mechanism, epsilon, size, repetitions):
     return [mechanism(epsilon, size, np.random.default_rng([17, number])) for number in range(repetitions)]
 
@@ -60,12 +63,13 @@ def test_scores_that_know_nothing_refute_nothing_as_often_as_stated_at_least(con
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("deviation", [1.0, None])
 def test_a_bound_from_normal_scores_exceeds_the_truth_as_often_as_stated_at_most(confidence, deviation):
+    repetitions = amount.examples(80, 200)
     for size in (5, SIZE):
-        drawn = repeated(gaussian, EPSILON, size, 200)
+        drawn = repeated(gaussian, EPSILON, size, repetitions)
         found = np.array([gaussian_bound(scores, 1e-5, confidence, deviation=deviation) for scores in drawn])
-        assert share_is_plausible((found > EPSILON).sum(), 200, 1 - confidence)
+        assert share_is_plausible((found > EPSILON).sum(), repetitions, 1 - confidence)
         if deviation is not None:  # exact: nor much less often
-            assert stats.binomtest(int((found > EPSILON).sum()), 200, 1 - confidence, alternative="less").pvalue > 1e-3
+            assert stats.binomtest(int((found > EPSILON).sum()), repetitions, 1 - confidence, alternative="less").pvalue > 1e-3
 
 
 # how much they show
@@ -80,7 +84,10 @@ def test_a_thousand_scores_on_each_side_show_their_share_of_epsilon(mechanism, s
 
 @pytest.mark.parametrize(("deviation", "share"), [(1.0, 0.8), (None, 0.7)])
 def test_normal_scores_of_known_deviation_show_more(deviation, share):
-    found = [gaussian_bound(scores, 1e-5, CONFIDENCE, deviation=deviation) for scores in repeated(gaussian, EPSILON, SIZE, 200)]
+    found = [
+        gaussian_bound(scores, 1e-5, CONFIDENCE, deviation=deviation)
+        for scores in repeated(gaussian, EPSILON, SIZE, amount.examples(80, 200))
+    ]
     assert (np.array(found) >= share * EPSILON).mean() >= 0.85
 
 
@@ -237,3 +244,14 @@ def test_a_gaussian_needs_a_delta_and_a_deviation():
     for deviation in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(SartorError, match="positive and finite"):
             gaussian_bound(Scores([1.0], [0.0]), 0.1, 0.9, deviation=deviation)
+
+
+def test_an_unknown_deviation_costs_its_part_of_the_risk():
+    """Few scores far apart: the deviation, which is often estimated too low, decides."""
+    drawn = repeated(gaussian, 60.0, 5, 100)
+    found = np.array([gaussian_bound(scores, 1e-5, 0.8, deviation=None) for scores in drawn])
+    assert share_is_plausible((found > 60).sum(), 100, 0.2)
+    scores = Scores([8.0, 9.0, 10.0, 13.0], [0.0, 1.0, 2.0])
+    deviation = np.std(scores.inside, ddof=1)  # the larger one
+    ratio = (9 / deviation - stats.t.isf(0.1, 5) * np.sqrt(1 / 4 + 1 / 3)) * np.sqrt(stats.chi2.ppf(0.1, 5) / 5)
+    assert float(delta_of(ratio, np.array(gaussian_bound(scores, 1e-5, 0.8, deviation=None)))) == pytest.approx(1e-5, rel=1e-6)

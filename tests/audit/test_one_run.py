@@ -74,7 +74,7 @@ def test_one_guess_about_one_canary_is_the_curve_itself():
 )
 @pytest.mark.parametrize("confidence", [0.5, 0.95])
 def test_a_bound_exceeds_the_truth_as_often_as_stated_at_most(bound, mechanism, confidence):
-    repetitions, found = amount.examples(40, 200), []
+    repetitions, found = amount.examples(25, 200), []
     for number in range(repetitions):
         scores = by_coins(mechanism, 1.0, CANARIES, np.random.default_rng([3, number]))
         found.append(bound(scores, KNOWN[mechanism], confidence, seed=number))
