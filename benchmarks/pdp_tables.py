@@ -65,11 +65,12 @@ def table1(runs: list[Run], dataset: str) -> None:
 
 def table2(runs: list[Run]) -> None:
     """Steps, parameters and seconds at k = 0."""
-    head("way", "rounds", "steps", "parameters", "planning, s", "training, s", "most spent of a promise")
+    head("way", "rounds", "steps", "parameters", "planning, s of CPU", "training, s of CPU", "most spent of a promise")
     for way, name in NAMES.items():
         mine = [run for run in runs if run["way"] == way and run["skew"] == 0]
-        if mine:
-            means = [statistics.mean(run[key] for run in mine) for key in ("planning_seconds", "seconds")]
+        if any("cpu_seconds" in run for run in mine):
+            timed = [run for run in mine if "cpu_seconds" in run]
+            means = [statistics.mean(run[key] for run in timed) for key in ("planning_seconds", "cpu_seconds")]
             most = max(run["most_over_promise"] for run in mine)
             row(
                 name,
