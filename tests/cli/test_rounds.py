@@ -56,6 +56,25 @@ def test_rounds_are_trained_and_kept(tmp_path):
     assert (tmp_path / "members" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("scheme", ["rounds", "adapdp"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--mix 0.5",
+        "--order open-first",
+        "--max-excess 0.1",
+        "--spread even",
+        "--individual ladder --refresh 2 --full-steps 4 --ladder 1,4",
+        "--individual estimate",
+        "--reserve 0.1",
+        "--max-physical-batch 10",
+    ],
+)
+def test_the_published_form_refuses_options_that_it_does_not_have(scheme, options):
+    sentence = refused(f"{TRAIN} --scheme {scheme} --rounds 2 --form published --unsound {options}")
+    assert f"has no option {options.split()[0]}; of those of rounds it takes --rounds and --threshold." in sentence
+
+
 def test_the_published_form_is_trained_only_where_it_is_said_to_be_unsound(tmp_path):
     line = f"{TRAIN} --scheme rounds --rounds 2 --form published"
     assert "--unsound" in refused(line)
