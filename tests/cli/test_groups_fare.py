@@ -112,12 +112,25 @@ def test_people_are_counted_where_their_own_rows_put_them(place, monkeypatch):
 def test_the_shape_of_the_document_stays(place):
     found = run("account", place, "--release", "mean,quantiles,groups", "--by", "class", "--epsilon", "0.05", "--json")
     document = json.loads(found.stdout)
-    assert set(document) == {"mean", "quantiles", "groups", "epsilon", "delta", "relation", "private"}
+    assert set(document) == {"mean", "quantiles", "groups", "epsilon", "delta", "relation", "private", "noise"}
     assert set(document["quantiles"]) == {"0.1", "0.3", "0.5", "0.7", "0.9"}
     assert set(document["groups"][0]) == {"class", "holders", "account", "accuracy", "loss"}
     assert set(told(place)["groups"][0]) == {"epsilon", "delta", "holders", "account", "accuracy", "loss"}
     text = run("account", place, "--release", "groups", "--by", "class", "--epsilon", "0.01").stdout
     assert "how the groups fare" in text
+
+
+def test_how_large_the_noise_is_stands_beside_the_figures(place):
+    asked = ("account", place, "--release", "mean,quantiles,groups", "--by", "sex", "--epsilon", "0.4")
+    document = json.loads(run(*asked, "--json").stdout)
+    assert set(document["noise"]) == {"mean", "groups"}
+    assert document["noise"]["mean"] > 0
+    (first, _) = document["noise"]["groups"]
+    assert set(first) == {"holders", "account", "accuracy", "loss"}
+    text = " ".join(run(*asked).stdout.split())
+    assert "± is the standard deviation of the noise" in text
+    assert f"{document['mean']:.4g} ± {document['noise']['mean']:.2g}" in text
+    assert f"{document['groups'][0]['holders']:,} ± {first['holders']:.2g}" in text
 
 
 def test_the_page_has_what_the_reserve_was_charged_for_and_nothing_else(place):

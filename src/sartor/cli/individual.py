@@ -95,6 +95,7 @@ def _place(holder: str) -> int:
 
 
 def _release(run: str, asked: Asked, epsilon: float, json: bool) -> None:
+    from sartor.individual.deviations import deviations
     from sartor.individual.release import even_bins
     from sartor.individual.request import QUANTILES, Figures, Request
     from sartor.individual.reserve import Reserve
@@ -124,7 +125,7 @@ def _release(run: str, asked: Asked, epsilon: float, json: bool) -> None:
             folder.tell_released(plan)
         except SartorError as error:  # it is charged, so it is told all the same
             say(f"the release is not on the run's page: {error}")
-    document = found.to_json()
+    document = {**found.to_json(), "noise": deviations(found, plan, request)}
     if json:
         print_json(document)
         return
@@ -203,20 +204,34 @@ def _settings(folder: RunFolder) -> TrainSettings:
 def _show(document: dict[str, Any]) -> None:
     from sartor.report.groups import cell
 
-    rows = [["mean", f"{document['mean']:.4g}"]] if "mean" in document else []
+    noise = document["noise"]
+    rows = [["mean", f"{document['mean']:.4g}{_beside(noise['mean'])}"]] if "mean" in document else []
     rows += [[f"quantile {at}", f"{value:.4g}"] for at, value in document.get("quantiles", {}).items()]
     if "correlation" in document:
         value = document["correlation"]
         rows.append(["correlation with the logarithm of the loss", "lost in the noise" if value is None else f"{value:.3f}"])
     cost = f"cost everybody epsilon {document['epsilon']:g} at delta {document['delta']:.3g}, out of the reserve"
     show(f"Accounts of all holders, with noise; this {cost}, once: the same question gets the same answer.")
+    if noise:
+        show("What stands after ± is the standard deviation of the noise.")
     if rows:
         show(Table(("of the accounts", "epsilon"), rows, "what gradients really cost (readings, no guarantee)"))
     if "histogram" in document:
         edges, counts = document["histogram"]["edges"], document["histogram"]["counts"]
-        cells = [[f"{low:.3g} to {high:.3g}", f"{count:,.0f}"] for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)]
+        beside = _beside(noise["histogram"])
+        cells = [
+            [f"{low:.3g} to {high:.3g}", f"{count:,.0f}{beside}"] for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
+        ]
         show(Table(("epsilon", "holders"), cells, "how many holders spent how much"))
     if "groups" in document:
         names = list(document["groups"][0])
-        cells = [[cell(row[name]) for name in names] for row in document["groups"]]
+        cells = [
+            [f"{cell(row[name])}{'' if row[name] is None else _beside(own.get(name))}" for name in names]
+            for row, own in zip(document["groups"], noise["groups"], strict=True)
+        ]
         show(Table(names, cells, "how the groups fare"))
+
+
+def _beside(deviation: float | None) -> str:
+    """The deviation of the noise on a figure, to stand beside it."""
+    return f" ± {deviation:.2g}" if deviation else ""
