@@ -8,8 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from sartor.individual.fare import CLASS
-from sartor.individual.request import Figures
+from sartor.individual.request import CLASS, Figures
 from sartor.individual.reserve import Reserve
 from sartor.report.folder import RunFolder
 from sartor_testing.commands import run
@@ -218,6 +217,7 @@ def test_a_stored_answer_needs_no_table_and_a_changed_table_is_refused(trained, 
         (["--by", "class"], "--release"),
         (["--release", "groups", "--by", "home"], "without looking"),
         (["--release", "groups", "--by", "nowhere", "--categories", "a"], "no column"),
+        (["--release", "groups", "--by", "nowhere"], "no column"),
         (["--release", "groups", "--by", "loss", "--categories", "a,b"], "name of its own"),
         (["--release", "groups", "--by", "home", "--categories", "a,a"], "differ"),
         (["--release", "groups", "--by", "home", "--categories", "a\x1b[2J"], "printed"),

@@ -43,7 +43,11 @@ def test_plans_of_rounds_are_made(options):
 
 def test_a_threshold_of_exclude_is_still_a_number():
     assert json.loads(run(f"{PLAN} --scheme exclude --threshold 0.8").stdout)["options"] == {"threshold": 0.8}
-    assert "--threshold" in refused(f"{PLAN} --scheme exclude --threshold adaptive")
+    for wrong in ("adaptive", "fixed:0.7", "0.5,1"):
+        assert f'is one number, the smallest epsilon that takes part, not "{wrong}"' in refused(
+            f"{PLAN} --scheme exclude --threshold {wrong}"
+        )
+    assert "1 round cannot have 2 thresholds" in refused(f"{PLAN} --scheme rounds --rounds 1 --threshold 0.6,1")
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sartor.plans import Plan
     from sartor.report.folder import RunFolder
 
+_LONGEST = 1_000  # digits of a place: Python reads a few thousand
 _STATISTICS = ("mean", "quantiles", "histogram", "groups", "correlation")
 
 
@@ -81,7 +83,7 @@ def _statement(run: str, holder: str, json: bool) -> None:
     reading, _, _ = folder.reading()
     budgets = folder.budgets()
     who: int | str = holder if budgets.names is not None else _place(holder)
-    found = statement(folder.plan(), budgets, reading.epsilon, who, private=bool(folder.account()["private"]))
+    found = statement(folder.plan(), budgets, reading.epsilon, who, private=bool(folder.account()["private"]), kind=reading.kind)
     if json:
         print_json({**found.to_json(), "kind": reading.kind, "steps": reading.steps})
     else:
@@ -89,9 +91,9 @@ def _statement(run: str, holder: str, json: bool) -> None:
 
 
 def _place(holder: str) -> int:
-    if not holder.isdecimal() or len(holder) > 18:
+    if not holder.isdecimal():
         raise SartorError("the holders of this run have no names: give a place, from 0 on.")
-    return int(holder)
+    return int(holder) if len(holder) < _LONGEST else sys.maxsize  # which is nobody's place, as the sentence will say
 
 
 def _release(run: str, asked: Asked, epsilon: float, json: bool) -> None:
@@ -134,8 +136,8 @@ def _release(run: str, asked: Asked, epsilon: float, json: bool) -> None:
 
 def _grouping(folder: RunFolder, asked: Asked) -> tuple[str | None, tuple[str, ...]]:
     """By what groups are told, and the categories that there may be, which are public."""
-    from sartor.individual.fare import CLASS
-    from sartor.individual.request import BUDGET
+    from sartor.data.table import check_column
+    from sartor.individual.request import BUDGET, CLASS
 
     if "groups" not in asked.names:
         return None, ()
@@ -153,6 +155,7 @@ def _grouping(folder: RunFolder, asked: Asked) -> tuple[str | None, tuple[str, .
         return asked.by, asked.categories
     known = _schema(settings.schema)
     if asked.by not in known:
+        check_column(settings.table, asked.by)
         raise SartorError(
             f'all that the column "{asked.by}" may hold has to be known without looking at it: list it with --categories, or in the schema.'
         )
@@ -174,8 +177,8 @@ def _places(folder: RunFolder, plan: Plan, by: str | None, categories: tuple[str
     """The group of each holder; of a column, from the rows that were trained on, read again. Sensitive."""
     from sartor.cli.train_data import read_data
     from sartor.data import HeldOut, PrivateScaling
-    from sartor.individual.fare import CLASS, places, shared
-    from sartor.individual.request import BUDGET
+    from sartor.individual.fare import places, shared
+    from sartor.individual.request import BUDGET, CLASS
 
     if by in (None, BUDGET):
         return plan.groups_of(folder.budgets())

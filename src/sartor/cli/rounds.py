@@ -27,17 +27,18 @@ _NOT_OF_PUBLISHED = (
 
 def threshold_of(scheme: str, text: str) -> Any:
     """A threshold as its scheme takes it: a number for `exclude`; for rounds a rule, or numbers separated by commas."""
-    if scheme != "exclude" and (text == "adaptive" or text.startswith("fixed:")):
+    alone = scheme == "exclude"
+    if not alone and (text == "adaptive" or text.startswith("fixed:")):
         return text
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
-        raise SartorError(f'--threshold is a number, numbers separated by commas, fixed:W or adaptive, not "{text}".') from None
-    if scheme == "exclude":
-        if len(values) > 1:
-            raise SartorError('--threshold of scheme "exclude" is one number.')
-        return values[0]
-    return values
+        values = []
+    if alone and len(values) != 1:
+        raise SartorError(f'--threshold of scheme "exclude" is one number, the smallest epsilon that takes part, not "{text}".')
+    if not values:
+        raise SartorError(f'--threshold is a number, numbers separated by commas, fixed:W or adaptive, not "{text}".')
+    return values[0] if alone else values
 
 
 def check_form(form: str | None, unsound: bool, out: object) -> None:

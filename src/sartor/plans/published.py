@@ -31,6 +31,7 @@ from sartor.accounting import coins, noise_for, rounds
 from sartor.budgets import Budgets, Groups
 from sartor.errors import Infeasible, SartorError, Unsound
 from sartor.layout import Table
+from sartor.numbers import several
 from sartor.plans import thresholds
 from sartor.plans.rounds import FIXED, OF_ADAPDP
 from sartor.plans.search import spread_steps
@@ -159,9 +160,8 @@ class Published:
         return Table(["holders", "promised", "really spends"], rows, title)
 
     def _length(self) -> str:
-        rounds = f"{len(self.rounds)} round{'s' if len(self.rounds) > 1 else ''}"
         if len(self.rounds) == self.asked_rounds:
-            return f"{rounds}, {self.steps:,} steps"
+            return f"{several(len(self.rounds), 'round')}, {several(self.steps, 'step')}"
         return f"{self.steps:,} of {self.asked_steps:,} steps; budgets were used up after {len(self.rounds)} of {self.asked_rounds} rounds"
 
 
@@ -202,7 +202,7 @@ def published(
         if not isinstance(size, Real) or isinstance(size, bool) or not 0 < size < np.inf:
             raise SartorError(f"{name} must be a number above 0 and finite, not {size!r}.")
     if rounds > steps:
-        raise SartorError(f"there are {steps} steps for {rounds} rounds: every round needs one at least.")
+        raise SartorError(f"{several(steps, 'step')} cannot be dealt out to {several(rounds, 'round')}: every round needs one at least.")
     if batch > len(budgets):
         raise Infeasible(f"an expected batch of {batch:g} cannot be drawn from {len(budgets)} holders.")
     rule = KINDS[scheme] if threshold is None else threshold
