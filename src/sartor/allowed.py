@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from sartor.budgets import Budgets, Policy
 from sartor.errors import SartorError
-from sartor.numbers import check_seed, numbers
+from sartor.numbers import check_seed, numbers, several
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,9 @@ class Allowed:
         if self.share is None and len(values) > 1:
             raise SartorError(f"--epsilon has {len(values)} numbers: say with --share which share of the holders allows each.")
         shares = [1.0] if self.share is None else numbers(self.share, "--share")
+        if len(shares) != len(values):
+            said = f"{several(len(values), 'epsilon')} but {several(len(shares), 'share')}"
+            raise SartorError(f"--epsilon and --share have {said}: give one share for each epsilon.")
         if len(deltas) not in (1, len(values)):
             raise SartorError(f"there are {len(values)} epsilons but {len(deltas)} deltas.")
         own = deltas[0] if len(deltas) == 1 else deltas

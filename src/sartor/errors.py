@@ -32,7 +32,7 @@ class RarelyUsed(SartorWarning):
 
 
 class Unspent(SartorWarning):
-    """A plan whose stretches leave a part of the budgets unused."""
+    """A plan whose stretches or thresholds leave a part of the budgets unused."""
 
 
 class NoNoise(SartorWarning):

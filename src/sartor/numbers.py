@@ -42,6 +42,15 @@ def numbers(text: str, option: str) -> list[float]:
         raise SartorError(f'{option} takes numbers separated by commas, not "{text}".') from None
 
 
+def several(count: int, thing: str) -> str:
+    """So many things, in words: the plural ends on s.
+
+    >>> several(1, "step"), several(1_200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def check_seed(seed: int | None) -> None:
     """Refuse a seed that not every generator takes."""
     if seed is not None and not 0 <= seed < 2**63:

@@ -8,8 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from sartor.individual.fare import CLASS
-from sartor.individual.request import Figures
+from sartor.individual.request import CLASS, Figures
 from sartor.individual.reserve import Reserve
 from sartor.report.folder import RunFolder
 from sartor_testing.commands import run
@@ -112,12 +111,25 @@ def test_people_are_counted_where_their_own_rows_put_them(place, monkeypatch):
 def test_the_shape_of_the_document_stays(place):
     found = run("account", place, "--release", "mean,quantiles,groups", "--by", "class", "--epsilon", "0.05", "--json")
     document = json.loads(found.stdout)
-    assert set(document) == {"mean", "quantiles", "groups", "epsilon", "delta", "relation", "private"}
+    assert set(document) == {"mean", "quantiles", "groups", "epsilon", "delta", "relation", "private", "noise"}
     assert set(document["quantiles"]) == {"0.1", "0.3", "0.5", "0.7", "0.9"}
     assert set(document["groups"][0]) == {"class", "holders", "account", "accuracy", "loss"}
     assert set(told(place)["groups"][0]) == {"epsilon", "delta", "holders", "account", "accuracy", "loss"}
     text = run("account", place, "--release", "groups", "--by", "class", "--epsilon", "0.01").stdout
     assert "how the groups fare" in text
+
+
+def test_how_large_the_noise_is_stands_beside_the_figures(place):
+    asked = ("account", place, "--release", "mean,quantiles,groups", "--by", "sex", "--epsilon", "0.4")
+    document = json.loads(run(*asked, "--json").stdout)
+    assert set(document["noise"]) == {"mean", "groups"}
+    assert document["noise"]["mean"] > 0
+    (first, _) = document["noise"]["groups"]
+    assert set(first) == {"holders", "account", "accuracy", "loss"}
+    text = " ".join(run(*asked).stdout.split())
+    assert "± is the standard deviation of the noise" in text
+    assert f"{document['mean']:.4g} ± {document['noise']['mean']:.2g}" in text
+    assert f"{document['groups'][0]['holders']:,} ± {first['holders']:.2g}" in text
 
 
 def test_the_page_has_what_the_reserve_was_charged_for_and_nothing_else(place):
@@ -205,6 +217,7 @@ def test_a_stored_answer_needs_no_table_and_a_changed_table_is_refused(trained, 
         (["--by", "class"], "--release"),
         (["--release", "groups", "--by", "home"], "without looking"),
         (["--release", "groups", "--by", "nowhere", "--categories", "a"], "no column"),
+        (["--release", "groups", "--by", "nowhere"], "no column"),
         (["--release", "groups", "--by", "loss", "--categories", "a,b"], "name of its own"),
         (["--release", "groups", "--by", "home", "--categories", "a,a"], "differ"),
         (["--release", "groups", "--by", "home", "--categories", "a\x1b[2J"], "printed"),

@@ -172,6 +172,8 @@ def test_of_a_run_that_is_not_private_nothing_is_released_and_nothing_guaranteed
     ("arguments", "sentence"),
     [
         (["--holder", "1437"], "place"),
+        (["--holder", "9" * 30], "a place from 0 to 1,436"),
+        (["--holder", "9" * 9_000], "a place from 0 to 1,436"),
         (["--holder", "ann"], "no names"),
         (["--holder", "1", "--release", "mean"], "one of"),
         (["--holder", "1", "--epsilon", "1"], "costs nothing"),

@@ -43,7 +43,11 @@ def test_plans_of_rounds_are_made(options):
 
 def test_a_threshold_of_exclude_is_still_a_number():
     assert json.loads(run(f"{PLAN} --scheme exclude --threshold 0.8").stdout)["options"] == {"threshold": 0.8}
-    assert "--threshold" in refused(f"{PLAN} --scheme exclude --threshold adaptive")
+    for wrong in ("adaptive", "fixed:0.7", "0.5,1"):
+        assert f'is one number, the smallest epsilon that takes part, not "{wrong}"' in refused(
+            f"{PLAN} --scheme exclude --threshold {wrong}"
+        )
+    assert "1 round cannot have 2 thresholds" in refused(f"{PLAN} --scheme rounds --rounds 1 --threshold 0.6,1")
 
 
 @pytest.mark.long
@@ -54,6 +58,25 @@ def test_rounds_are_trained_and_kept(tmp_path):
     members = json.loads(run(f"{TRAIN} --scheme adapdp --threshold 1.5,4 --json --out {tmp_path / 'members'}").stdout)
     assert members["steps"] == 6
     assert (tmp_path / "members" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("scheme", ["rounds", "adapdp"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--mix 0.5",
+        "--order open-first",
+        "--max-excess 0.1",
+        "--spread even",
+        "--individual ladder --refresh 2 --full-steps 4 --ladder 1,4",
+        "--individual estimate",
+        "--reserve 0.1",
+        "--max-physical-batch 10",
+    ],
+)
+def test_the_published_form_refuses_options_that_it_does_not_have(scheme, options):
+    sentence = refused(f"{TRAIN} --scheme {scheme} --rounds 2 --form published --unsound {options}")
+    assert f"has no option {options.split()[0]}; of those of rounds it takes --rounds and --threshold." in sentence
 
 
 def test_the_published_form_is_trained_only_where_it_is_said_to_be_unsound(tmp_path):

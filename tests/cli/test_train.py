@@ -313,7 +313,7 @@ def test_stopping_without_a_folder_says_that_nothing_was_kept(run, monkeypatch):
         (("--dataset", "digits", "--batch", "1e6"), "batch"),
         (("--dataset", "digits", "--seed", "-1"), "seed"),
         (("--dataset", "digits", "--epsilon", "1,x", "--share", ".5,.5"), "numbers separated by commas"),
-        (("--dataset", "digits", "--epsilon", "1,2", "--share", "1"), "2 epsilons but 1 shares"),
+        (("--dataset", "digits", "--epsilon", "1,2", "--share", "1"), "2 epsilons but 1 share:"),
         (("--dataset", "digits", "--share", "1"), "--share goes with --epsilon"),
         (("--dataset", "digits", "--epsilon", "1", "--budgets", "b.csv"), "--epsilon and --budgets both set budgets"),
         (("--dataset", "digits", "--budgets", "/nowhere.csv", "--delta", "1e-5"), "cannot be read"),

@@ -18,6 +18,7 @@ from sartor.accounting import gaussian
 from sartor.errors import SartorError
 from sartor.individual import queries, release
 from sartor.individual.answers import Release
+from sartor.individual.deviations import deviations
 from sartor.individual.release import Noise, cap_of, even_bins
 from sartor.individual.request import QUANTILES, Figures, Request
 from sartor.run import stream
@@ -309,6 +310,42 @@ def test_a_correlation_that_noise_hides_is_not_told() -> None:
     found = released(PLAN, of, Request(correlation=True), epsilon=1e5, delta=0.1, seed=1)
     assert math.isnan(found.correlation)
     assert json.loads(json.dumps(found.to_json()))["correlation"] is None
+
+
+def test_a_correlation_is_told_only_where_it_is_more_than_noise() -> None:
+    """People whose readings and losses vary, and go together: what is told is near the truth, or nothing is."""
+    generator = np.random.default_rng(4)
+    account = np.clip(generator.normal(1.5, 0.7, 150), 0, 3)
+    loss = np.exp(np.clip(3 * account - 6 + generator.normal(0, 2, 150), -9, 1.6))
+    of, truth = Figures(account, loss=loss), float(np.corrcoef(account, np.log(loss))[0, 1])
+    told: dict[float, Array] = {}
+    for epsilon in (0.02, 0.2, 5.0, 50.0, 500.0):
+        found = [released(PLAN, of, REQUESTS["correlation"], epsilon=epsilon, delta=DELTA, seed=seed).correlation for seed in range(30)]
+        told[epsilon] = np.array(found)
+        known = told[epsilon][~np.isnan(told[epsilon])]
+        assert not len(known) or np.sqrt(np.mean((known - truth) ** 2)) < 0.35
+    assert np.isnan(told[0.02]).all()
+    assert np.isnan(told[0.2]).all()
+    assert not np.isnan(told[500.0]).any()
+
+
+@pytest.mark.parametrize("name", ["budgets", "classes"])
+def test_the_deviations_that_are_told_are_those_of_the_noise(name: str) -> None:
+    request = dataclasses.replace(REQUESTS[name], mean=True, histogram=(0, 1, 2, 3))
+    generator, many = np.random.default_rng(5), 150
+    group = GROUP if request.groups == "budget" else generator.permutation(np.arange(150) % 4)
+    of = Figures(np.full(150, 0.5), np.full(150, 0.5), np.full(150, 2.5), group)
+    found = [released(PLAN, of, request, epsilon=60.0, delta=1e-3, seed=seed) for seed in range(many)]
+    told = deviations(found[0], PLAN, request)
+    assert np.std([one.mean for one in found]) == pytest.approx(told["mean"], rel=0.3)
+    counts = [one.histogram.counts[0] for one in found]  # all are there, so none is shown as 0
+    assert np.std(counts) == pytest.approx(told["histogram"], rel=0.3)
+    for place, row in enumerate(told["groups"]):
+        assert list(row) == ["holders", "account", "accuracy", "loss"]
+        for column, deviation in row.items():
+            seen = np.std([one.groups[place][column] for one in found])
+            assert seen == pytest.approx(deviation, rel=0.3, abs=0.1 if column == "holders" else 0)
+    json.dumps(told, allow_nan=False)
 
 
 # --- caps, small groups, and what is refused ---

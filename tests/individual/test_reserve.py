@@ -18,6 +18,7 @@ import pytest
 import sartor
 from sartor.errors import SartorError
 from sartor.individual import reserve as room
+from sartor.individual.answers import Release
 from sartor.individual.release import MARGIN, released
 from sartor.individual.request import Figures, Request
 from sartor.individual.reserve import Reserve, delta_for
@@ -60,6 +61,23 @@ def names(folder: Path) -> list[str]:
 
 
 # --- what it costs ---
+
+
+def test_the_same_question_in_another_order_costs_once(tmp_path: Path) -> None:
+    reserve, draw = Reserve.create(tmp_path / "reserve", PLAN), np.random.default_rng(1)
+    of = Figures(ACCOUNTS.account, np.ones(150), np.ones(150), draw.integers(0, 3, 150))
+
+    def asked(groups: str, categories: str, columns: tuple[str, ...] = ("account", "loss")) -> Release:
+        request = Request(mean=False, groups=groups, categories=list(categories), columns=columns)
+        return reserve.release(of, request, epsilon=0.02)
+
+    first = asked("home", "abc")
+    assert asked("home", "cab", ("loss", "account")).to_json() == first.to_json()
+    assert len(reserve.releases) == 1
+    asked("home", "abd")
+    asked("class", "abc")
+    asked("class", "cab")  # here places say which class a name is of: another question
+    assert len(reserve.releases) == 4
 
 
 def test_the_same_request_gets_the_same_answer_and_costs_once(tmp_path: Path) -> None:

@@ -53,6 +53,14 @@ def test_it_says_in_words_that_the_reading_is_no_guarantee() -> None:
     assert "everything that one holder contributes becomes zero" in text
 
 
+def test_an_estimate_is_told_as_one_that_may_be_too_low() -> None:
+    text = str(statement(PLAN, PEOPLE, READING, 70, kind="estimate"))
+    assert "An estimate of what your data cost" in text
+    assert "may be too low" in text
+    assert "really cost" not in text
+    assert "What your data really cost" in str(statement(PLAN, PEOPLE, READING, 70, kind="strict"))
+
+
 def test_by_name_and_by_place_it_is_the_same_one() -> None:
     assert statement(PLAN, PEOPLE, READING, "person 102") == statement(PLAN, PEOPLE, READING, 102)
     assert statement(PLAN, PEOPLE, READING, np.int64(102)).reading == READING[102]  # type: ignore[arg-type]

@@ -77,6 +77,36 @@ def test_its_document_and_table_say_that_it_is_not_sound():
     assert "drawn" not in json.dumps(document) + repr(form)
 
 
+def test_steps_that_used_up_budgets_leave_untaken_are_told():
+    form = made(None, steps=30, threshold="fixed:0")
+    assert len(form.rounds) < 10
+    assert f"{form.steps} of 30 steps; budgets were used up after {len(form.rounds)} of 10 rounds" in " ".join(str(form).split())
+    document = form.to_json()
+    assert document["asked"] == {"steps": 30, "rounds": 10}
+    assert document["steps"] == form.steps
+    assert "12 steps" in str(made(2, threshold=[0.6, 0.9]))
+
+
+def test_its_document_names_its_warning_and_what_its_figures_hold_fixed():
+    document = made(2).to_json()
+    assert document["warning"] == "Unsound"
+    assert document["thresholds_held_fixed"] is True
+
+
+def test_its_training_warns_of_nothing_that_tells_how_many_were_drawn(recwarn):
+    form = made(2, steps=2, batch=3)
+    recwarn.clear()
+    data = TensorDataset(torch.randn(150, 3), torch.zeros(150, dtype=torch.long))
+    fit_published(torch.nn.Linear(3, 2), data, BUDGETS, form, unsound=True, seed=3, progress=False)
+    assert not [each for each in recwarn if issubclass(each.category, sartor.SartorWarning)]
+
+
+def test_there_are_as_many_rounds_as_thresholds_and_no_reserve():
+    assert made(None, threshold=[0.9, 0.9]).asked_rounds == 2
+    with pytest.raises(sartor.SartorError, match="reserve"):
+        published(sartor.Budgets([1.0] * 50, delta=1e-5, reserve=0.1), steps=12, batch=20)
+
+
 def test_who_is_drawn_is_charged_the_threshold_and_who_is_not_keeps_everything():
     form = made(5)
     left = BUDGETS.epsilon.copy()

@@ -1,6 +1,7 @@
 """Rounds: nobody spends more than their budget, whatever their coins; spreads and thresholds are what their formulas say."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -142,7 +143,7 @@ def test_plans_of_rounds_know_nothing_of_who_is_who():
         ({"rounds": 9, "steps": 8}, "every round needs one"),
         ({"threshold": "fixed:2"}, "fixed:W"),
         ({"threshold": "largest"}, "fixed:W"),
-        ({"threshold": [0.5, 0.6]}, "2 thresholds for 3 rounds"),
+        ({"threshold": [0.5, 0.6]}, "3 rounds cannot have 2 thresholds"),
         ({"threshold": [0.9, 0.6, 1.0]}, "ascend"),
         ({"threshold": [0.9, 1.0, 1.2]}, "below the most open"),
         ({"threshold": [0.5, -0.6, 1.0]}, "positive"),
@@ -251,6 +252,19 @@ def test_rounds_of_an_onion_have_about_the_same_noise():
     steps = np.array([stage.steps for stage in plan.stages])
     assert np.all(noise[steps > 20] < 1.1 * noise[0])
     assert noise.max() < 2 * noise[0]
+
+
+def test_thresholds_that_leave_much_unspent_are_warned_of():
+    for scheme, options in (("jorgensen", {"threshold": 0.6}), ("rounds", {"threshold": [0.55, 0.6]})):
+        with pytest.warns(sartor.Unspent, match="more than a tenth"):
+            sartor.plan(BUDGETS, scheme, steps=4, batch=20, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", sartor.Unspent)
+        sartor.plan(BUDGETS, "jorgensen", steps=4, batch=20, threshold=1.0)
+
+
+def test_one_step_is_one_step():
+    assert "1 step," in str(sartor.plan(BUDGETS, "uniform", steps=1, batch=20, accountant="rdp"))
 
 
 def test_budgets_that_no_grid_serves_are_infeasible():

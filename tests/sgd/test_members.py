@@ -61,6 +61,18 @@ def public() -> TensorDataset:
     return TensorDataset(inputs, (inputs[:, 0] > 0).long())
 
 
+def test_one_model_is_not_trained_by_a_plan_of_several():
+    model, made = nn.Linear(4, 2), plan()
+    for _ in range(2):
+        with pytest.raises(sartor.SartorError, match="fit_members"):
+            sartor.fit(model, data(), BUDGETS, made, progress=False)
+        with pytest.raises(sartor.SartorError, match="fit_members"):
+            sartor.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), data(), BUDGETS, made)
+        with pytest.raises(sartor.SartorError, match="learning rate"):
+            fit_members(model, data(), BUDGETS, made, lr=-1.0, progress=False)  # what fails in between leaves no door open
+    sartor.fit(model, data(), BUDGETS, plan("rounds", steps=2), progress=False)
+
+
 def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(sartor.SartorError, match="no rounds"):
         fit_members(nn.Linear(4, 2), data(), BUDGETS, sartor.plan(BUDGETS, steps=3, batch=10, accountant="rdp"))

@@ -1,6 +1,7 @@
 """Norms that are tracked: who takes part up to which norm, paid before the first coin, the same after any stop."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -420,6 +421,9 @@ def test_what_makes_no_sense_is_refused():
         sartor.Tracking("ladder", 3)
     with pytest.raises(SartorError, match="refresh"):
         sartor.Tracking("strict", 0)
+    for wrong in ("4", math.nan, 2.5, True, None):
+        with pytest.raises(sartor.SartorError, match="whole number"):
+            sartor.Tracking("strict", wrong)
 
 
 def test_a_plan_with_a_filter_is_not_run_without_it():

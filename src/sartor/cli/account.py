@@ -16,7 +16,7 @@ from sartor.cli.individual import Asked, individual
 from sartor.cli.output import print_json, show, working
 from sartor.errors import SartorError
 from sartor.layout import Table
-from sartor.numbers import from_json_number, to_json_number
+from sartor.numbers import from_json_number, several, to_json_number
 from sartor.plans.document import is_by_holder, read
 from sartor.plans.persons import ACCOUNTANT, COINS, check_records, entering, spent_by_person
 from sartor.plans.plan import Plan
@@ -102,7 +102,8 @@ def _print_mechanism(exposure: SampledGaussian, delta: float, json: bool) -> Non
         print_json({**inside, "rdp": to_json_number(rdp), "pld": _as_json(pld)})
         return
     show(
-        f"{exposure.steps:,} steps at rate {exposure.rate:g} and noise multiplier {exposure.noise_multiplier:g}, delta {delta:g}, cost\n"
+        f"{several(exposure.steps, 'step')} at rate {exposure.rate:g} and noise multiplier {exposure.noise_multiplier:g}, delta {delta:g}, "
+        f"cost{'s' if exposure.steps == 1 else ''}\n"
         f"  epsilon {pld.upper:.4f} by privacy-loss distributions (proven between {pld.lower:.4f} and {pld.upper:.4f})\n"
         f"  epsilon {rdp:.4f} by Rényi divergences"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sartor.plans import Plan
     from sartor.report.folder import RunFolder
 
+_LONGEST = 1_000  # digits of a place: Python reads a few thousand
 _STATISTICS = ("mean", "quantiles", "histogram", "groups", "correlation")
 
 
@@ -81,7 +83,8 @@ def _statement(run: str, holder: str, json: bool) -> None:
     reading, _, _ = folder.reading()
     budgets = folder.budgets()
     who: int | str = holder if budgets.names is not None else _place(holder)
-    found = statement(folder.plan(), budgets, reading.accounts(sensitive=True), who, private=bool(folder.account()["private"]))
+    accounts = reading.accounts(sensitive=True)
+    found = statement(folder.plan(), budgets, accounts, who, private=bool(folder.account()["private"]), kind=reading.kind)
     if json:
         print_json({**found.to_json(), "kind": reading.kind, "steps": reading.steps})
     else:
@@ -89,12 +92,13 @@ def _statement(run: str, holder: str, json: bool) -> None:
 
 
 def _place(holder: str) -> int:
-    if not holder.isdecimal() or len(holder) > 18:
+    if not holder.isdecimal():
         raise SartorError("the holders of this run have no names: give a place, from 0 on.")
-    return int(holder)
+    return int(holder) if len(holder) < _LONGEST else sys.maxsize  # which is nobody's place, as the sentence will say
 
 
 def _release(run: str, asked: Asked, epsilon: float, json: bool) -> None:
+    from sartor.individual.deviations import deviations
     from sartor.individual.release import even_bins
     from sartor.individual.request import QUANTILES, Figures, Request
     from sartor.individual.reserve import Reserve
@@ -126,7 +130,7 @@ def _release(run: str, asked: Asked, epsilon: float, json: bool) -> None:
             folder.tell_released(plan)
         except SartorError as error:  # it is charged, so it is told all the same
             say(f"the release is not on the run's page: {error}")
-    document = found.to_json()
+    document = {**found.to_json(), "noise": deviations(found, plan, request)}
     if json:
         print_json(document)
         return
@@ -135,8 +139,8 @@ def _release(run: str, asked: Asked, epsilon: float, json: bool) -> None:
 
 def _grouping(folder: RunFolder, asked: Asked) -> tuple[str | None, tuple[str, ...]]:
     """By what groups are told, and the categories that there may be, which are public."""
-    from sartor.individual.fare import CLASS
-    from sartor.individual.request import BUDGET
+    from sartor.data.table import check_column
+    from sartor.individual.request import BUDGET, CLASS
 
     if "groups" not in asked.names:
         return None, ()
@@ -154,6 +158,7 @@ def _grouping(folder: RunFolder, asked: Asked) -> tuple[str | None, tuple[str, .
         return asked.by, asked.categories
     known = _schema(settings.schema)
     if asked.by not in known:
+        check_column(settings.table, asked.by)
         raise SartorError(
             f'all that the column "{asked.by}" may hold has to be known without looking at it: list it with --categories, or in the schema.'
         )
@@ -175,8 +180,8 @@ def _places(folder: RunFolder, plan: Plan, by: str | None, categories: tuple[str
     """The group of each holder; of a column, from the rows that were trained on, read again. Sensitive."""
     from sartor.cli.train_data import read_data
     from sartor.data import HeldOut, PrivateScaling
-    from sartor.individual.fare import CLASS, places, shared
-    from sartor.individual.request import BUDGET
+    from sartor.individual.fare import places, shared
+    from sartor.individual.request import BUDGET, CLASS
 
     if by in (None, BUDGET):
         return plan.groups_of(folder.budgets())
@@ -205,20 +210,34 @@ def _settings(folder: RunFolder) -> TrainSettings:
 def _show(document: dict[str, Any]) -> None:
     from sartor.report.groups import cell
 
-    rows = [["mean", f"{document['mean']:.4g}"]] if "mean" in document else []
+    noise = document["noise"]
+    rows = [["mean", f"{document['mean']:.4g}{_beside(noise['mean'])}"]] if "mean" in document else []
     rows += [[f"quantile {at}", f"{value:.4g}"] for at, value in document.get("quantiles", {}).items()]
     if "correlation" in document:
         value = document["correlation"]
         rows.append(["correlation with the logarithm of the loss", "lost in the noise" if value is None else f"{value:.3f}"])
     cost = f"cost everybody epsilon {document['epsilon']:g} at delta {document['delta']:.3g}, out of the reserve"
     show(f"Accounts of all holders, with noise; this {cost}, once: the same question gets the same answer.")
+    if noise:
+        show("What stands after ± is the standard deviation of the noise.")
     if rows:
         show(Table(("of the accounts", "epsilon"), rows, "what gradients really cost (readings, no guarantee)"))
     if "histogram" in document:
         edges, counts = document["histogram"]["edges"], document["histogram"]["counts"]
-        cells = [[f"{low:.3g} to {high:.3g}", f"{count:,.0f}"] for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)]
+        beside = _beside(noise["histogram"])
+        cells = [
+            [f"{low:.3g} to {high:.3g}", f"{count:,.0f}{beside}"] for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
+        ]
         show(Table(("epsilon", "holders"), cells, "how many holders spent how much"))
     if "groups" in document:
         names = list(document["groups"][0])
-        cells = [[cell(row[name]) for name in names] for row in document["groups"]]
+        cells = [
+            [f"{cell(row[name])}{'' if row[name] is None else _beside(own.get(name))}" for name in names]
+            for row, own in zip(document["groups"], noise["groups"], strict=True)
+        ]
         show(Table(names, cells, "how the groups fare"))
+
+
+def _beside(deviation: float | None) -> str:
+    """The deviation of the noise on a figure, to stand beside it."""
+    return f" ± {deviation:.2g}" if deviation else ""

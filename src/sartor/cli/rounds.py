@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from sartor.cli.output import print_json, show, working
@@ -15,21 +16,29 @@ if TYPE_CHECKING:
     from sartor.data import Data
 
 FORMS = ("sound", "published")
+OF_PUBLISHED = ("rounds", "threshold")
+"""The options of rounds that the published form has too."""
+_NOT_OF_PUBLISHED = (
+    *("mix", "max_excess", "order", "spread"),
+    *("individual", "refresh", "full_steps", "ladder", "reserve"),
+    *("sensitive", "strictest", "records_per_holder", "combine", "max_physical_batch"),
+)
 
 
 def threshold_of(scheme: str, text: str) -> Any:
     """A threshold as its scheme takes it: a number for `exclude`; for rounds a rule, or numbers separated by commas."""
-    if scheme != "exclude" and (text == "adaptive" or text.startswith("fixed:")):
+    alone = scheme == "exclude"
+    if not alone and (text == "adaptive" or text.startswith("fixed:")):
         return text
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
-        raise SartorError(f'--threshold is a number, numbers separated by commas, fixed:W or adaptive, not "{text}".') from None
-    if scheme == "exclude":
-        if len(values) > 1:
-            raise SartorError('--threshold of scheme "exclude" is one number.')
-        return values[0]
-    return values
+        values = []
+    if alone and len(values) != 1:
+        raise SartorError(f'--threshold of scheme "exclude" is one number, the smallest epsilon that takes part, not "{text}".')
+    if not values:
+        raise SartorError(f'--threshold is a number, numbers separated by commas, fixed:W or adaptive, not "{text}".')
+    return values[0] if alone else values
 
 
 def check_form(form: str | None, unsound: bool, out: object) -> None:
@@ -44,6 +53,14 @@ def check_form(form: str | None, unsound: bool, out: object) -> None:
         raise SartorError("the published form is for comparison and is not kept as a run: leave --out out.")
 
 
+def check_published(said: Collection[str]) -> None:
+    """Refuse options that the published form does not know: none is left out in silence."""
+    stray = next((name for name in _NOT_OF_PUBLISHED if name in said), None)
+    if stray is not None:
+        takes = " and ".join(f"--{name}" for name in OF_PUBLISHED)
+        raise SartorError(f"the published form has no option --{stray.replace('_', '-')}; of those of rounds it takes {takes}.")
+
+
 def train_published(
     data: Data, people: Budgets, recipe: usual.Recipe, model: nn.Module, options: dict[str, Any], seed: int | None, *, json: bool
 ) -> None:
@@ -53,8 +70,6 @@ def train_published(
 
     if data.ownership is not None:
         raise SartorError("the published form knows no holders with several records.")
-    if "spread" in options:
-        raise SartorError("--spread is for the sound form: the published one spends what is left.")
     with working("planning"):
         form = published(
             people,

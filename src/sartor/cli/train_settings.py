@@ -14,7 +14,7 @@ from sartor import usual
 from sartor.allowed import Allowed
 from sartor.cli.filters import FilterOptions, FullSteps, Ladder
 from sartor.cli.options import from_document, over, said
-from sartor.cli.rounds import threshold_of
+from sartor.cli.rounds import check_published, threshold_of
 from sartor.documents import read_toml
 from sartor.errors import SartorError
 from sartor.plans.plan import COMBINED
@@ -134,6 +134,8 @@ class TrainSettings:
             raise SartorError(f"--records-per-holder must be 1 or more, not {self.records_per_holder}.")
         if self.combine not in (None, *COMBINED):
             raise SartorError(f'--combine is mean or sum, not "{self.combine}".')
+        if self.form == "published":
+            check_published(said(self))
         self.filter.check(self.accountant)
         self.allowed()
         if self.max_physical_batch is not None and self.max_physical_batch < 1:

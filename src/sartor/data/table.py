@@ -178,6 +178,11 @@ class _Encoding:
         return codes
 
 
+def check_column(path: str | os.PathLike[str], column: str) -> None:
+    """Refuse a column that the table in a file does not have; which ones it has is public."""
+    _check_columns(Path(path).name, read_columns(path), [column])
+
+
 def _check_columns(name: str, table: Columns, wanted: Iterable[str]) -> None:
     missing = sorted({column for column in wanted if column not in table})
     if missing:

@@ -28,7 +28,7 @@ from sartor.errors import SartorError
 from sartor.individual.answers import Release
 from sartor.individual.readings import Reading
 from sartor.individual.release import check
-from sartor.individual.request import BUDGET, COLUMNS, Figures, Request
+from sartor.individual.request import BUDGET, CLASS, COLUMNS, Figures, Request
 from sartor.individual.reserve import Reserve
 from sartor.ownership import Ownership
 from sartor.plans import Plan
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-CLASS = "class"
-"""The attribute that the targets of the records are."""
 NOWHERE = -1
 """The place of who is of no category."""
 

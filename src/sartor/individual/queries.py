@@ -83,3 +83,9 @@ def correlation(means: Array) -> tuple[float, float, float]:
     """Variance of x, variance of y and their covariance, from `moments` over the number of holders."""
     x, y = 2 * means[:2]
     return float(means[2] + x - x * x), float(means[3] + y - y * y), float(means[4] + (x + y) / 2 - x * y)
+
+
+def correlation_moves(means: Array) -> Array:
+    """How far, to first order, noise of deviation 1 on each of these means moves the two variances and the covariance, as deviations."""
+    x, y = np.clip(2 * means[:2], 0.0, 1.0)
+    return np.sqrt([1 + 4 * (1 - 2 * x) ** 2, 1 + 4 * (1 - 2 * y) ** 2, 1 + (1 - 2 * x) ** 2 + (1 - 2 * y) ** 2])

@@ -29,16 +29,16 @@ from sartor.errors import SartorError
 from sartor.individual import queries
 from sartor.individual.answers import Histogram, Release
 from sartor.individual.queries import Query
-from sartor.individual.request import BUDGET, COLUMNS, Figures, Request
+from sartor.individual.request import BUDGET, Figures, Request
 from sartor.plans import Plan
 from sartor.run.stream import Stream, normal
 
 Array = NDArray[np.float64]
 
-_SHARES = {"mean": 1.0, "quantiles": 4.0, "histogram": 4.0, "groups": 4.0, "correlation": 4.0}
+SHARES = {"mean": 1.0, "quantiles": 4.0, "histogram": 4.0, "groups": 4.0, "correlation": 4.0}
 """How mu squared is divided among what is asked for: a mean over everybody needs the least."""
 _PACE = 2.5  # of the first step towards the quantiles
-_LOST = 0.25  # of a column's range: with a deviation above that, a mean over a group is noise, and not told
+_LOST = 0.25  # of a column's range, or of a variance: with a deviation above that, a mean or a correlation is noise, and not told
 _LOWEST = 1e-4  # of the cap: below it no quantile is looked for
 _DRAWS = 4  # of which each noise is the sum: see `stream.normal`
 MARGIN = 1e-9
@@ -66,8 +66,8 @@ def released(plan: Plan, figures: Figures, request: Request, *, epsilon: float, 
     source = Stream() if stream is None else stream
     source.take()
     noise = Noise(gaussian.mu_for(epsilon * (1 - MARGIN), delta * (1 - MARGIN)), source)
-    whole = sum(_SHARES[name] for name in request.wanted)
-    share = {name: _SHARES[name] / whole for name in request.wanted}
+    whole = sum(SHARES[name] for name in request.wanted)
+    share = {name: SHARES[name] / whole for name in request.wanted}
     account = queries.within(figures.account, cap, cap)  # what could not be read counts as the most
     found: dict[str, Any] = {}
     if request.mean:
@@ -102,16 +102,6 @@ def check(plan: Plan, figures: Figures, request: Request) -> None:
         sizes = queries.sums([np.ones(len(figures))], _group(figures), len(plan)).values[0]
         if not np.array_equal(sizes, plan.holders):
             raise SartorError("these are not the groups of the plan: give plan.groups_of(budgets).")
-
-
-def deviation_in_groups(release: Release) -> float:
-    """The standard deviation of the noise on a sum over one group of columns in [0, 1]; it follows from what was told, and is public."""
-    assert release.groups
-    columns = [name for name in release.groups[0] if name in COLUMNS]
-    counted = [] if "epsilon" in release.groups[0] and "delta" in release.groups[0] else ["holders"]  # sizes of categories have noise too
-    whole = sum(share for name, share in _SHARES.items() if getattr(release, name) is not None)
-    mu = gaussian.mu_for(release.epsilon * (1 - MARGIN), release.delta * (1 - MARGIN))
-    return math.sqrt(len([*columns, *counted])) / (mu * math.sqrt(_SHARES["groups"] / whole))
 
 
 class Noise:
@@ -216,14 +206,22 @@ def _named(request: Request, means: Array, most: float) -> dict[str, float]:
 
 
 def _correlation(figures: Figures, account: Array, request: Request, share: float, noise: Noise) -> float:
-    """Pearson's correlation of the account with the logarithm of the loss, both within their caps; NaN where noise hides that they vary."""
+    """Pearson's correlation of the account with the logarithm of the loss, both within their caps; NaN where it is lost in the noise.
+
+    That is where noise on a variance has a deviation above a quarter of the variance, or on the covariance above a quarter of the most
+    that the covariance can be: by the variances with noise, so nothing more is told by it.
+    """
     least, most = math.log(request.least_loss), math.log(request.most_loss)
     query = queries.moments(account, (np.log(np.maximum(_losses(figures, request), request.least_loss)) - least) / (most - least))
     means = noise.added(query, share, "release correlation") / len(figures)
     of_account, of_loss, together = queries.correlation(means)
-    if min(of_account, of_loss) <= noise.deviation(query, share) / len(figures):
+    if min(of_account, of_loss) <= 0:
         return math.nan
-    return float(np.clip(together / math.sqrt(of_account * of_loss), -1.0, 1.0))
+    size = math.sqrt(of_account * of_loss)
+    moved = noise.deviation(query, share) / len(figures) * queries.correlation_moves(means)
+    if np.any(moved > _LOST * np.array([of_account, of_loss, size])):
+        return math.nan
+    return float(np.clip(together / size, -1.0, 1.0))
 
 
 def _most(view: confidential.View, row: slice) -> float:

@@ -22,6 +22,8 @@ QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Those of the paper's table 2."""
 BUDGET = "budget"
 """By what groups are told where nothing else is said."""
+CLASS = "class"
+"""The attribute that the targets of the records are."""
 COLUMNS = ("account", "accuracy", "loss")
 _MOST = 1_000  # quantiles, bins and categories
 
@@ -85,8 +87,21 @@ class Request:
         return self.correlation or (self.groups is not None and "loss" in self.columns)
 
     def to_json(self) -> dict[str, Any]:
-        """This request as a JSON document, by which it is recognised."""
+        """This request as a JSON document."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()}
+
+
+def recognised(document: dict[str, Any]) -> dict[str, Any]:
+    """What is the same of requests that ask for the same, whatever order they name it in, from one's document.
+
+    Of classes the order is kept: where they are numbers, a name's place says which one it is of.
+
+    >>> one, other = (Request(groups="home", categories=names) for names in (["town", "land"], ["land", "town"]))
+    >>> recognised(one.to_json()) == recognised(other.to_json())
+    True
+    """
+    names = ("columns",) if document["groups"] == CLASS else ("columns", "categories")
+    return {**document, **{name: sorted(document[name]) for name in names}}
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -36,7 +36,7 @@ from sartor.documents import read_json
 from sartor.errors import Infeasible, SartorError
 from sartor.individual.answers import Release
 from sartor.individual.release import MARGIN, check, released
-from sartor.individual.request import Figures, Request
+from sartor.individual.request import Figures, Request, recognised
 from sartor.plans import Plan
 from sartor.run import sealed
 from sartor.run.charges import PART, Charges, Stored
@@ -150,9 +150,9 @@ class Reserve:
             return self._told(request, epsilon, seeded=False)
 
     def _told(self, request: Request, epsilon: float, *, seeded: bool) -> Release | None:
-        asked = _document(request)
+        asked = recognised(_document(request))
         for charge in self._charges.made:
-            if charge.request == asked and charge.release.epsilon == epsilon and charge.release.private != seeded:
+            if recognised(charge.request) == asked and charge.release.epsilon == epsilon and charge.release.private != seeded:
                 return charge.release
         return None
 

@@ -25,11 +25,15 @@ _EX_POST = (
     "This is a reading and not a guarantee: it was taken afterwards, from your own records, and is of the models that this run happened to "
     "release. Other models might have cost you more, up to your guarantee. Keep it to yourself: it follows from your data."
 )
+_ESTIMATE = "It may be too low, as your gradients were not held to the norms that it was computed from."
 
 
 @dataclass(frozen=True, repr=False)
 class Statement:
-    """For one holder alone. `reading` is the epsilon that their gradients really cost, at `reading_delta`; NaN if it could not be read."""
+    """For one holder alone. `reading` is the epsilon that their gradients really cost, at `reading_delta`; NaN if it could not be read.
+
+    `kind` is that of the reading: an "estimate" may be too low, a "strict" one is true of the run.
+    """
 
     epsilon: float
     delta: float
@@ -38,6 +42,7 @@ class Statement:
     relation: Relation
     private: bool = True
     holder: str | None = None
+    kind: str = "strict"
 
     @property
     def guarantee(self) -> str:
@@ -58,6 +63,8 @@ class Statement:
         """What the holder's data really cost, in words."""
         if math.isnan(self.reading):
             return "What your data really cost could not be read."
+        if self.kind == "estimate":
+            return f"An estimate of what your data cost: epsilon {self.reading:.4g} at delta {self.reading_delta:g}. {_ESTIMATE} {_EX_POST}"
         return f"What your data really cost: epsilon {self.reading:.4g} at delta {self.reading_delta:g}. {_EX_POST}"
 
     def to_json(self) -> dict[str, Any]:
@@ -88,10 +95,12 @@ class Statement:
         return "Statement(of one holder)"
 
 
-def statement(plan: Plan, budgets: Budgets, reading: ArrayLike, holder: int | str, *, private: bool = True) -> Statement:
+def statement(
+    plan: Plan, budgets: Budgets, reading: ArrayLike, holder: int | str, *, private: bool = True, kind: str = "strict"
+) -> Statement:
     """The statement for one holder, by place or by name; `reading` has one entry per holder, at their delta less the reserve.
 
-    `private` is that of the run's account.
+    `private` is that of the run's account, and `kind` that of the reading.
     """
     plan.groups_of(budgets)
     values = np.asarray(reading, float)
@@ -106,6 +115,7 @@ def statement(plan: Plan, budgets: Budgets, reading: ArrayLike, holder: int | st
         relation=plan.relation,
         private=private,
         holder=None if budgets.names is None else budgets.names[place],
+        kind=kind,
     )
 
 

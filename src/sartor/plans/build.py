@@ -32,6 +32,7 @@ from sartor.plans.stage import Stage
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
+_SPENT = 0.9  # of what people allow: rounds that spend less warn
 OF_ROUNDS = ("rounds", "jorgensen", "adapdp")
 """Schemes whose stages are rounds that coins decide who is in."""
 
@@ -455,6 +456,12 @@ def _warn(made: Plan) -> None:
         message = (
             f"stretches of {made.filter.refresh} steps do not divide the {made.filter.full_steps} that full norm pays for, so a part of "
             "the budgets stays unspent; choose full_steps as a multiple of refresh."
+        )
+        warnings.warn(Unspent(message), stacklevel=3)
+    if made.scheme in OF_ROUNDS and made.holders[finite] @ made.spent[finite] < _SPENT * (made.holders[finite] @ allowed):
+        message = (
+            "the thresholds leave more than a tenth of what people allow unspent: give one, or a last one, that is nearer to the largest "
+            'epsilon, or use scheme "scale".'
         )
         warnings.warn(Unspent(message), stacklevel=3)
     if made.scheme == "sample" and int(finite.sum()) > 1 and np.all(made.rate[finite] == 1):

@@ -31,6 +31,7 @@ from sartor.accounting import coins, noise_for, rounds
 from sartor.budgets import Budgets, Groups
 from sartor.errors import Infeasible, SartorError, Unsound
 from sartor.layout import Table
+from sartor.numbers import several
 from sartor.plans import thresholds
 from sartor.plans.rounds import FIXED, OF_ADAPDP
 from sartor.plans.search import spread_steps
@@ -41,6 +42,8 @@ Array = NDArray[np.float64]
 
 KINDS = {"rounds": FIXED, "adapdp": OF_ADAPDP}
 """What was published, by the scheme that mends it, and the weights of its loss."""
+ROUNDS = 10
+"""How many there are unless said, as the paper has at most in its experiments; fewer, where budgets are used up before."""
 REFUSED = (
     "this is the published form of PDP-SGD, whose guarantee does not hold, so it is never trained as a plan: make one by "
     'sartor.plan(budgets, "rounds", ...), or compare by sartor.sgd.fit_published.'
@@ -65,10 +68,15 @@ class PublishedRound:
 
 @dataclass(frozen=True, eq=False)
 class Published:
-    """The published form of rounds for some budgets, with the coins that fell. Made by `published`."""
+    """The published form of rounds for some budgets, with the coins that fell. Made by `published`.
+
+    `steps` are those of its rounds: fewer than `asked_steps`, where budgets were used up before `asked_rounds` rounds.
+    """
 
     scheme: str
     steps: int
+    asked_steps: int
+    asked_rounds: int
     batch: float
     clip: float
     delta: float
@@ -117,7 +125,10 @@ class Published:
             "scheme": self.scheme,
             "form": "published",
             "sound": self.sound,
+            "warning": Unsound.__name__,
+            "thresholds_held_fixed": True,
             "steps": self.steps,
+            "asked": {"steps": self.asked_steps, "rounds": self.asked_rounds},
             "batch": self.batch,
             "clip": self.clip,
             "promised_delta": self.promised_delta,
@@ -145,8 +156,13 @@ class Published:
             ]
             for row in view.rows(20)
         ]
-        title = f"{self.scheme}, published form, NOT SOUND: {len(self.rounds)} rounds, {self.steps:,} steps, delta {self.promised_delta:g}"
+        title = f"{self.scheme}, published form, NOT SOUND: {self._length()}; delta {self.promised_delta:g}, thresholds held fixed"
         return Table(["holders", "promised", "really spends"], rows, title)
+
+    def _length(self) -> str:
+        if len(self.rounds) == self.asked_rounds:
+            return f"{several(len(self.rounds), 'round')}, {several(self.steps, 'step')}"
+        return f"{self.steps:,} of {self.asked_steps:,} steps; budgets were used up after {len(self.rounds)} of {self.asked_rounds} rounds"
 
 
 def published(
@@ -155,7 +171,7 @@ def published(
     *,
     steps: int,
     batch: float,
-    rounds: int = 10,
+    rounds: int | None = None,
     threshold: Threshold | None = None,
     clip: float = 1.0,
     accountant: str = "pld",
@@ -163,7 +179,8 @@ def published(
 ) -> Published:
     """The published form for these budgets: thresholds, coins and noise of every round. Warns (`Unsound`), and is never a plan.
 
-    `scheme` is "rounds" (Algorithm 1) or "adapdp". The smallest delta of the budgets is that of the inner DP-SGD.
+    `scheme` is "rounds" (Algorithm 1) or "adapdp". There are ten `rounds` unless said, or one for each threshold that is given, and fewer
+    where all budgets are used up before. The smallest delta of the budgets is that of the inner DP-SGD.
     """
     if scheme not in KINDS:
         raise SartorError(f'the schemes "rounds" and "adapdp" have a published form, not "{scheme}".')
@@ -172,6 +189,12 @@ def published(
     groups = budgets.groups
     if not np.all(np.isfinite(groups.epsilon)):
         raise SartorError("the published form knows no public records: every budget must be finite.")
+    if budgets.reserve:
+        raise SartorError("the published form keeps nothing in reserve: give budgets without one.")
+    if isinstance(threshold, Real):
+        threshold = (float(threshold),)
+    if rounds is None:
+        rounds = ROUNDS if threshold is None or isinstance(threshold, str) else len(threshold)
     for name, value in (("steps", steps), ("rounds", rounds)):
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise SartorError(f"{name} must be a whole number of 1 or more, not {value!r}.")
@@ -179,9 +202,7 @@ def published(
         if not isinstance(size, Real) or isinstance(size, bool) or not 0 < size < np.inf:
             raise SartorError(f"{name} must be a number above 0 and finite, not {size!r}.")
     if rounds > steps:
-        raise SartorError(f"there are {steps} steps for {rounds} rounds: every round needs one at least.")
-    if isinstance(threshold, Real):
-        threshold = (float(threshold),)
+        raise SartorError(f"{several(steps, 'step')} cannot be dealt out to {several(rounds, 'round')}: every round needs one at least.")
     if batch > len(budgets):
         raise Infeasible(f"an expected batch of {batch:g} cannot be drawn from {len(budgets)} holders.")
     rule = KINDS[scheme] if threshold is None else threshold
@@ -203,7 +224,9 @@ def published(
     if not any(len(one.drawn) for one in found):
         raise Infeasible("no round drew anybody; the budgets are too small for these thresholds.")
     done = sum(one.steps for one in found)
-    made = Published(scheme, done, float(batch), float(clip), delta, groups, tuple(found), accountant, stream.seeded)
+    made = Published(
+        scheme, done, int(steps), int(rounds), float(batch), float(clip), delta, groups, tuple(found), accountant, stream.seeded
+    )
     over = made.really_spends > made.promised
     worst = float(np.max(made.really_spends / made.promised))
     warnings.warn(Unsound(_WARNED.format(int(over.sum()), len(over), worst)), stacklevel=2)

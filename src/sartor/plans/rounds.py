@@ -26,6 +26,7 @@ from sartor.accounting.gaussian import mu_for
 from sartor.accounting.losses import TooFine
 from sartor.confidential import FEWEST
 from sartor.errors import Infeasible, SartorError
+from sartor.numbers import several
 from sartor.plans import thresholds as thresholds_of
 from sartor.plans.problem import Problem, Scheduled
 from sartor.plans.registry import register
@@ -87,7 +88,9 @@ def _scheduled(problem: Problem, count: int | None, spread: str, threshold: Any,
     if not isinstance(count, Integral) or isinstance(count, bool) or not 1 <= count <= _MOST_ROUNDS:
         raise SartorError(f"rounds are a whole number from 1 to {_MOST_ROUNDS}, not {count!r}.")
     if count > problem.steps:
-        raise SartorError(f"there are {problem.steps} steps for {count} rounds: every round needs one at least.")
+        raise SartorError(
+            f"{several(problem.steps, 'step')} cannot be dealt out to {several(int(count), 'round')}: every round needs one at least."
+        )
     if spread == "search" and threshold is not None:
         raise SartorError("the search chooses its own thresholds; leave threshold out, or give another spread.")
     try:

@@ -8,6 +8,7 @@ import numpy as np
 
 from sartor.confidential import lent, text
 from sartor.layout import Table
+from sartor.numbers import several
 from sartor.plans.document import shown_options
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def title(plan: Plan) -> str:
         how = "no noise: every record is public" if np.isinf(plan.epsilon).all() else "no noise: these deltas allow it"
     else:
         how = f"{noise(plan)} on a clip of {plan.clip:g}"
-    steps = f"{plan.steps:,} steps{_lent(plan)}{_filter(plan)}"
+    steps = f"{several(plan.steps, 'step')}{_lent(plan)}{_filter(plan)}"
     return f"{plan.scheme}{options}: {steps}, expected batch {plan.batch:g}, {how} ({plan.accountant}{kept})"
 
 

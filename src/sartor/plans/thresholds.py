@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.errors import SartorError
+from sartor.numbers import several
 
 Array = NDArray[np.float64]
 Threshold = str | Sequence[float]
@@ -82,7 +83,9 @@ def given(values: Sequence[Any], rounds: int) -> tuple[float, ...]:
     if not all(isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < np.inf for value in values):
         raise SartorError("thresholds are positive numbers, one for each round.")
     if len(values) != rounds:
-        raise SartorError(f"there are {len(values)} thresholds for {rounds} rounds; give one for each round, or a rule.")
+        raise SartorError(
+            f"{several(rounds, 'round')} cannot have {several(len(values), 'threshold')}: give one for each round, or a rule."
+        )
     return tuple(float(value) for value in values)
 
 

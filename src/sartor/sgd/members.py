@@ -22,6 +22,7 @@ from sartor.errors import SartorError
 from sartor.plans import Plan
 from sartor.plans.published import REFUSED, Published
 from sartor.plans.rounds import weights
+from sartor.sgd.one_model import begun_anew
 from sartor.sgd.optimizer import make
 from sartor.sgd.options import Evaluation
 from sartor.sgd.public import refuse_protected
@@ -113,7 +114,8 @@ def fit_members(
                         value.copy_(begin[name])
                 made[-1].state.clear()
 
-    result = fit(model, dataset, budgets, plan, optimizer=built, callbacks=(*callbacks, turn), **others)
+    with begun_anew():
+        result = fit(model, dataset, budgets, plan, optimizer=built, callbacks=(*callbacks, turn), **others)
     average = Average(members, share)
     if checks.public is None:
         return replace(result, model=average)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -79,7 +80,8 @@ class Tracking:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise SartorError(f'a reading is "estimate" or "strict", not "{self.kind}"; filters are part of a plan (sartor.plan, filter=).')
-        _check_positive(refresh=self.refresh)
+        if not isinstance(self.refresh, Integral) or isinstance(self.refresh, bool) or self.refresh < 1:
+            raise SartorError(f"refresh must be a whole number of steps, 1 or more, not {self.refresh!r}.")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from sartor.sgd.identity import identity
 from sartor.sgd.loader import PrivateLoader, check_dataset
 from sartor.sgd.loss import Loss
 from sartor.sgd.norms import Norms
+from sartor.sgd.one_model import refuse_members
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.options import Tracking
 from sartor.sgd.pieces import Draws
@@ -87,6 +88,7 @@ def make_private(
     """
     if isinstance(plan, Published):
         raise SartorError(REFUSED)
+    refuse_members(plan)
     if not isinstance(budgets, Budgets) or not isinstance(plan, Plan):
         raise SartorError("make_private takes model, optimizer, dataset, budgets and plan, in this order.")
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):

@@ -7,6 +7,7 @@ their budget is what is not true.
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +16,9 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
-from sartor.errors import SartorError
-from sartor.plans import Stage, plan
-from sartor.plans.published import Published
+from sartor.errors import SartorError, SartorWarning
+from sartor.plans import Plan, Stage, plan
+from sartor.plans.published import Published, PublishedRound
 from sartor.sgd.members import Average
 from sartor.sgd.public import refuse_protected
 from sartor.sgd.training import evaluate, fit
@@ -64,11 +65,7 @@ def fit_published(
     rounds = [one for one in form.rounds if len(one.drawn)]
     for place, one in enumerate(rounds):
         own = Budgets(np.full(len(one.drawn), one.threshold), delta=form.delta)
-        batch = min(form.batch, len(one.drawn))
-        inner = plan(own, "uniform", steps=one.steps, batch=batch, clip=form.clip, accountant=form.accountant)
-        (stage,) = inner.stages
-        noise = max(one.noise_multiplier, stage.noise_multiplier)  # what was judged; solved twice, digits may differ
-        inner = replace(inner, stages=(Stage(one.steps, noise, stage.rate, stage.clips),))
+        inner = _inner(form, one, own)
         current = copy.deepcopy(begin) if form.scheme == "adapdp" else model
         again = None if seed is None else seed + place
         found = fit(current, _only(dataset, one.drawn), own, inner, seed=again, **others)
@@ -78,6 +75,16 @@ def fit_published(
     trained = Average(members, sizes) if form.scheme == "adapdp" else model
     accuracy = None if public is None else evaluate(trained, public, others.get("loss"))["accuracy"]
     return PublishedResult(trained, form, accuracy, sum(one.steps for one in rounds), seconds)
+
+
+def _inner(form: Published, one: PublishedRound, own: Budgets) -> Plan:
+    """The DP-SGD of one round, on those who were drawn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SartorWarning)  # they would tell how many were drawn, and the form itself has warned
+        inner = plan(own, "uniform", steps=one.steps, batch=min(form.batch, len(own)), clip=form.clip, accountant=form.accountant)
+    (stage,) = inner.stages
+    noise = max(one.noise_multiplier, stage.noise_multiplier)  # what was judged; solved twice, digits may differ
+    return replace(inner, stages=(Stage(one.steps, noise, stage.rate, stage.clips),))
 
 
 def _only(dataset: Any, drawn: Any) -> Dataset[Any]:

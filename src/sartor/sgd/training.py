@@ -30,6 +30,7 @@ from sartor.sgd.gradients.modules import watched
 from sartor.sgd.interrupt import between_steps
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.loss import Loss
+from sartor.sgd.one_model import refuse_members
 from sartor.sgd.optimizer import PrivateOptimizer, make
 from sartor.sgd.options import Checkpoints, Evaluation, Execution, Tracking
 from sartor.sgd.part import Parts
@@ -125,6 +126,7 @@ def fit(
     """
     if isinstance(plan, Published):
         raise SartorError(REFUSED)
+    refuse_members(plan)
     checks, how = evaluation or Evaluation(), execution or Execution()
     public = checks.public
     folder = None if checkpoints is None else checkpoints.folder
