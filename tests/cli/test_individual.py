@@ -181,8 +181,8 @@ def test_of_a_run_that_is_not_private_nothing_is_released_and_nothing_guaranteed
         (["--release", "mean"], "--epsilon"),
         (["--release", "median", "--epsilon", "0.1"], "median"),
         (["--release", "", "--epsilon", "0.1"], "some of"),
-        (["--release", "mean", "--epsilon", "0"], "1e-06 or more"),
-        (["--release", "mean", "--epsilon", "nan"], "1e-06 or more"),
+        (["--release", "mean", "--epsilon", "0"], "0.0001 or more"),
+        (["--release", "mean", "--epsilon", "nan"], "0.0001 or more"),
         (["--epsilon", "0.1"], "one of"),
     ],
 )
