@@ -469,8 +469,6 @@ DAMAGE = {
     "an empty state": lambda folder: (folder / "state.json").write_text("{}"),
     "a list": lambda folder: (folder / "state.json").write_text("[]"),
     "no stream": lambda folder: change(folder / "state.json", stream=None),
-    "no random numbers": lambda folder: change(folder / "state.json", random=None),
-    "broken random numbers": lambda folder: change(folder / "state.json", random="xyz"),
     "steps beyond the plan": lambda folder: change(folder / "state.json", steps=STEPS + 5),
     "negative steps": lambda folder: change(folder / "state.json", steps=-1),
     "steps turned back": lambda folder: change(folder / "state.json", steps=1),

@@ -382,7 +382,7 @@ class Checkpoint:
         return stretches.reading()
 
     def restore(self, optimizer: PrivateOptimizer, loader: PrivateLoader, scheduler: Any = None) -> None:
-        """Put model, optimizer, scheduler, random numbers and account where they were."""
+        """Put model, optimizer, scheduler and account where they were; random numbers follow the key and the step."""
         run = optimizer.run
         if self.over:
             raise SartorError("this run is finished and the key of its noise was deleted, so it cannot be resumed.")
