@@ -12,7 +12,8 @@ import numpy as np
 from sartor.accounting import noise_for, rounds
 from sartor.accounting.coins import Law, published
 
-TAU, BUDGET, DELTA, MOST = 0.8, 0.5, 1e-5, 10
+TAU, BUDGET, STRICT, DELTA, MOST = 0.8, 0.5, 0.1, 1e-5, 10
+SHARE = 0.02  # of the logarithm of a ratio: the grid of ratios
 OUT = Path(__file__).parent.parent / "docs" / "results" / "pdp-sgd-flaw.svg"
 WIDTH, HEIGHT, LEFT, BOTTOM = 560, 320, 60, 50
 
@@ -26,8 +27,8 @@ def spends() -> dict[str, list[float]]:
     counts = range(1, MOST + 1)
     return {
         "randomised response, delta 0": [published([response] * k, [TAU] * k, BUDGET).epsilon(0.0) for k in counts],
-        "Gaussian, inner delta": [published([gaussian] * k, [TAU] * k, BUDGET, grid.step).epsilon(DELTA) for k in counts],
-        "Gaussian, promised delta": [published([gaussian] * k, [TAU] * k, BUDGET, grid.step).epsilon(k * DELTA) for k in counts],
+        "Gaussian, inner delta": [published([gaussian] * k, [TAU] * k, BUDGET, SHARE).epsilon(DELTA) for k in counts],
+        "Gaussian, promised delta": [published([gaussian] * k, [TAU] * k, BUDGET, SHARE).epsilon(k * DELTA) for k in counts],
     }
 
 
@@ -58,9 +59,17 @@ def drawn(lines: dict[str, list[float]]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def strict() -> list[float]:
+    """The same of a smaller budget, with a Gaussian inside, at the promised delta."""
+    grid = rounds.Grid(0.005, DELTA, MOST)
+    gaussian = Law.of_losses(rounds.gaussian(1 / float(noise_for(TAU, DELTA, rate=1.0, steps=1)), grid))
+    return [published([gaussian] * k, [TAU] * k, STRICT, SHARE).epsilon(k * DELTA) for k in range(1, MOST + 1)]
+
+
 if __name__ == "__main__":
     found = spends()
     OUT.write_text(drawn(found))
+    found[f"Gaussian, promised delta, of a budget of {STRICT:g}"] = strict()
     print("| rounds | " + " | ".join(found) + " |")
     for count in (1, 2, 3, 5, 10):
         print(f"| {count} | " + " | ".join(f"{values[count - 1]:.3f}" for values in found.values()) + " |")

@@ -91,3 +91,6 @@ def test_the_published_form_is_trained_only_where_it_is_said_to_be_unsound(tmp_p
     document = json.loads(result.stdout)
     assert document["sound"] is False
     assert {"promised", "really_spends", "holders"} <= set(document["groups"][0])
+    with pytest.warns(Unsound):
+        given = run(f"{TRAIN} --scheme rounds --form published --unsound --threshold 0.6,0.8 --json")
+    assert json.loads(given.stdout)["rounds"] == 2

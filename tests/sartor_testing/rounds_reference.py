@@ -93,6 +93,33 @@ def published_by_outcomes(pairs, thresholds, budget: float, delta: float) -> flo
     return from_laws(with_holder, without, delta)
 
 
+def published_in_two(rounds, thresholds, budget: float, delta: float) -> float:
+    """Epsilon of the published process of two rounds that both draw by coins, from every pair of losses, which cumulative sums add up."""
+    laws = []
+    for step in rounds:
+        first, mass, _ = of_round(step, 1.0)["remove"]
+        loss = (first + np.arange(len(mass))) * GRID
+        laws.append((np.exp(loss), mass, mass * np.exp(-loss)))
+    (one, p, q), (two, _, without) = laws
+    chance, later = (np.expm1(budget) / np.expm1(tau) for tau in thresholds)
+    after = (1 - chance) * (1 - later + later * two)
+    above_p, above_q = (np.append(np.cumsum(mass[::-1])[::-1], 0.0) for mass in (p, q))
+    below_p, below_q = (np.append(0.0, np.cumsum(mass)) for mass in (p, q))
+
+    def reached(epsilon: float) -> float:
+        scale = np.exp(epsilon)
+        at = np.searchsorted(one, (scale - after) / chance, side="right")
+        removed = float(without @ (chance * above_p[at] + (after - scale) * above_q[at]))
+        at = np.searchsorted(one, (1 / scale - after) / chance, side="left")
+        return max(removed, float(without @ (below_q[at] - scale * (chance * below_p[at] + after * below_q[at]))))
+
+    low, high = 0.0, 20.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if reached(middle) > delta else (low, middle)
+    return high
+
+
 def from_laws(p: np.ndarray, q: np.ndarray, delta: float) -> float:
     """The smallest epsilon at which neither law exceeds e^epsilon times the other by more than delta."""
     if delta == 0:

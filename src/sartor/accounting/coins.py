@@ -15,8 +15,7 @@ so from the last round backwards
 
 Proof: what follows a draw by a coin is without the holder, so its ratio is 1; outputs of different rounds are independent without the
     holder, and dominating pairs may be put in place of rounds that look at earlier ones (Zhu, Dong and Wang 2022).
-Breaks if: thresholds follow from who was drawn, as they do in the published algorithms: they are held fixed here, so that what is told is
-    what coins cost at least.
+Breaks if: thresholds, rates, noise or weights follow from who was drawn, as they do in the published algorithms: they are held fixed here.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ Array = NDArray[np.float64]
 
 _MOST_EXACT = 1 << 13  # values of a ratio that are kept as they are
 _HIGHEST = 700.0
+_LEAST = 1e-4  # logarithm of a ratio around which points are no closer to each other
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +106,8 @@ def sound(rounds: Sequence[Law], chances: Sequence[float], grid: float | None = 
 def published(rounds: Sequence[Law], thresholds: Sequence[float], budget: float, grid: float | None = None) -> Law:
     """The law of the published process for a holder with this budget, with this sequence of thresholds held fixed.
 
-    `grid` is the width, in the logarithm of the ratio, to which values that are too many are put together, so that nothing becomes harder
-    to tell apart; without one all are kept.
+    `grid` is the width, as a share of the logarithm of the ratio, to which values that are too many are put together, so that nothing
+    becomes harder to tell apart; without one all are kept. A share, as coins that fall rarely leave ratios close to 1.
 
     >>> true = np.exp(0.8) / (1 + np.exp(0.8))
     >>> response = Law.of([true, 1 - true], [1 - true, true])
@@ -148,10 +148,11 @@ def _law(ratio: Array, mass: Array, lost: float, grid: float | None) -> Law:
     if grid is None or len(ratio) <= _MOST_EXACT:
         return Law(ratio, mass, lost)
     none = ratio <= np.exp(-_HIGHEST)
-    place = np.floor(np.log(ratio[~none]) / grid).astype(np.int64)
+    place = np.floor(np.arcsinh(np.log(ratio[~none]) / _LEAST) / grid).astype(np.int64)
     first, count = int(place.min()), int(place.max() - place.min()) + 2
-    ends = np.exp((first + np.arange(count)) * grid)
+    ends = np.exp(_LEAST * np.sinh((first + np.arange(count)) * grid))
     low = place - first
     up = np.clip((ratio[~none] - ends[low]) / (ends[low + 1] - ends[low]), 0.0, 1.0) * mass[~none]
     out = np.bincount(low, mass[~none] - up, count) + np.bincount(low + 1, up, count)
-    return Law(np.append(ends, 0.0), np.append(out, float(mass[none].sum())), lost)
+    some = out > 0
+    return Law(np.append(ends[some], 0.0), np.append(out[some], float(mass[none].sum())), lost)

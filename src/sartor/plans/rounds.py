@@ -15,8 +15,7 @@ Breaks if: a round that did not draw a holder is not charged to them: the coin h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -77,12 +76,7 @@ def weights(plan: Any) -> Array:
 def _scheduled(problem: Problem, count: int | None, spread: str, threshold: Any, usual: str) -> Scheduled:
     if spread not in SPREADS:
         raise SartorError(f'a spread is {", ".join(SPREADS[:-1])} or {SPREADS[-1]}, not "{spread}".')
-    if isinstance(threshold, Real):
-        threshold = (threshold,)
-    elif threshold is not None and not isinstance(threshold, str):
-        if not isinstance(threshold, (Sequence, np.ndarray)) or isinstance(threshold, bytes) or not len(threshold):
-            raise SartorError(f'a threshold is "fixed:W", "adaptive", or a list of one number for each round, not {threshold!r}.')
-        threshold = tuple(threshold)
+    threshold = None if threshold is None else thresholds_of.asked(threshold)
     if count is None:
         count = 5 if threshold is None or isinstance(threshold, str) else len(threshold)
     if not isinstance(count, Integral) or isinstance(count, bool) or not 1 <= count <= _MOST_ROUNDS:

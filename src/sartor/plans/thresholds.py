@@ -78,6 +78,17 @@ def is_rule(threshold: object) -> bool:
     return False
 
 
+def asked(threshold: Any) -> str | tuple[Any, ...]:
+    """A threshold as it was asked for: the text of a rule, or one number for each round, of which a single one may stand alone."""
+    if isinstance(threshold, str):
+        return threshold
+    if isinstance(threshold, Real):
+        return (threshold,)
+    if not isinstance(threshold, (Sequence, np.ndarray)) or isinstance(threshold, bytes) or not len(threshold):
+        raise SartorError(f'a threshold is "fixed:W", "adaptive", or a list of one number for each round, not {threshold!r}.')
+    return tuple(threshold)
+
+
 def given(values: Sequence[Any], rounds: int) -> tuple[float, ...]:
     """Thresholds that were given, one for each round."""
     if not all(isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < np.inf for value in values):

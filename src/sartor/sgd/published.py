@@ -53,8 +53,8 @@ def fit_published(
         raise SartorError("fit_published takes what sartor.plans.published.published makes; a plan is trained by sartor.fit.")
     if unsound is not True:
         raise SartorError("the guarantee of the published form does not hold: say unsound=True, or train by a plan of rounds.")
-    if not np.array_equal(form.groups.of_holder, budgets.groups.of_holder) or not np.array_equal(
-        form.groups.epsilon, budgets.groups.epsilon
+    if budgets.reserve or not all(
+        np.array_equal(getattr(form.groups, name), getattr(budgets.groups, name)) for name in ("of_holder", "epsilon", "delta")
     ):
         raise SartorError("these are not the budgets that the published form was made for.")
     kept = [name for name in ("checkpoints", "callbacks", "evaluation", "tracking", "ownership") if others.get(name)]
