@@ -29,6 +29,7 @@ from sartor.sgd.gradients.registry import Call
 from sartor.sgd.loss import Loss
 
 _MOST_FORMED = 2**24  # numbers of per-example gradients in memory at once
+_AT_ONCE = 1024  # records, counted for each model, that are looked at in one go: more do not fit into the processor's caches
 _ALIKE = 1e-3  # of a gradient's norm; rounding in float32 is far below
 
 
@@ -139,12 +140,12 @@ class Stack:
         """What each model says of the same inputs: (models, records, ...)."""
         self._skeleton.eval()
 
-        def one(values: dict[str, Tensor]) -> Any:
+        def one(values: dict[str, Tensor], piece: Tensor) -> Any:
             self._taps, self._noted = None, {}
-            return functional_call(self._skeleton, values, (inputs,))
+            return functional_call(self._skeleton, values, (piece,))
 
-        found: Tensor = vmap(one)(self.values)
-        return found
+        each = vmap(one, in_dims=(0, None))
+        return torch.cat([each(self.values, piece) for piece in inputs.split(max(1, _AT_ONCE // len(self)))], 1)
 
 
 def can_be_stacked(model: nn.Module, measure: Loss, inputs: Tensor, targets: Tensor) -> bool:
