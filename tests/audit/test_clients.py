@@ -1,0 +1,85 @@
+"""Canary clients: no plan is refuted where rounds are sound, and faults of clip, noise and groups are."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import sartor
+from sartor import federated
+from sartor.audit.clients import client_attack
+from sartor.errors import SartorError
+from sartor.federated import rounds
+from sartor.federated.plan import FederatedPlan
+from sartor.plans import Plan
+from sartor_testing.clopper_pearson import lower_bounds
+
+DELTA = 1e-2
+MODEL = {"weight": np.zeros((32, 64), np.float32), "seen": np.array(3), "bias": np.zeros(64, np.float32)}
+
+
+@functools.cache
+def people():
+    return sartor.Budgets(np.random.default_rng(1).permutation(np.resize([1.0, 8.0], 100)), delta=DELTA)
+
+
+@functools.cache
+def planned(scheme="scale", adaptive=None):
+    return federated.plan(people(), scheme, rounds=10, per_round=50, adaptive=adaptive)
+
+
+def bounds(plan, canaries=1000, **settings):
+    """White box, then black box."""
+    found = client_attack(MODEL, people(), plan, canaries=canaries, seed=3, **settings)
+    return lower_bounds(found.white_box, DELTA), lower_bounds(found.black_box, DELTA)
+
+
+ADAPTIVE = federated.AdaptiveClip(noise=5.0)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "adaptive"), [("scale", ADAPTIVE), ("sample", None), pytest.param("hybrid", ADAPTIVE, marks=pytest.mark.long)]
+)
+def test_no_federated_plan_is_refuted(scheme, adaptive):
+    for strict, weak in bounds(planned(scheme, adaptive)):
+        assert strict <= 1
+        assert 0.3 < weak <= 8
+
+
+@pytest.mark.parametrize("adaptive", [None, ADAPTIVE])
+def test_a_clip_three_times_too_large_is_refuted(monkeypatch, adaptive):
+    right = rounds.clipped
+    monkeypatch.setattr(rounds, "clipped", lambda update, clip: right(update, 3 * clip))
+    assert bounds(planned("scale", adaptive), canaries=2000)[0][0] > 1
+
+
+def test_noise_too_low_is_refuted(monkeypatch):
+    right = FederatedPlan.update_noise_multiplier
+    monkeypatch.setattr(FederatedPlan, "update_noise_multiplier", property(lambda self: 0.3 * right.fget(self)))
+    white, black = bounds(planned())
+    assert min(white[0], black[0]) > 1
+
+
+def test_groups_by_another_order_than_that_of_budgets_are_refuted(monkeypatch):
+    right = Plan.groups_of
+    monkeypatch.setattr(Plan, "groups_of", lambda self, budgets: len(self) - 1 - right(self, budgets))
+    assert bounds(planned("sample"), canaries=2000)[0][0] > 1
+
+
+def test_real_clients_hide_nobody_from_whoever_knows_them():
+    """Their answers move models and clips, and are known to the attack."""
+
+    def answer(client, model, number):
+        if client % 7 == 0:
+            return None
+        random = np.random.default_rng([client, number])
+        return {name: array + random.standard_normal(array.shape) if name != "seen" else array for name, array in model.items()}
+
+    alone, beside = (client_attack(MODEL, people(), planned(), canaries=40, seed=3, answer=given) for given in (None, answer))
+    assert alone.white == pytest.approx(beside.white, abs=1e-3)
+    assert not np.array_equal(alone.black, beside.black)
+
+
+def test_a_model_that_cannot_be_trained_has_no_canaries():
+    with pytest.raises(SartorError, match="no floating-point array"):
+        client_attack({"seen": np.array(3)}, people(), planned(), canaries=10)

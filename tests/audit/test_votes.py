@@ -1,0 +1,119 @@
+"""Neighbours of an ensemble: no variant is refuted where voting is sound, and faults of weights, noise and charges are."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import sartor
+from sartor import pate
+from sartor.audit import votes as attack
+from sartor.audit.votes import teachers_of, vote_attack
+from sartor.errors import SartorError
+from sartor.pate import voting
+from sartor.pate.aggregators import Confident, GNMax, Interactive
+from sartor.pate.costs import Accountant
+from sartor.pate.plan import PatePlan
+from sartor.run.stream import Stream
+from sartor_testing.clopper_pearson import lower_bounds
+
+DELTA = 1e-2
+PLAIN = GNMax(10.0)
+TESTED = Confident(noise=8.0, threshold=12.0, threshold_noise=8.0)
+
+
+@functools.cache
+def people():
+    return sartor.Budgets(np.random.default_rng(1).permutation(np.repeat([1.0, 8.0], [60, 40])), delta=DELTA)
+
+
+@functools.cache
+def planned(variant="weight", aggregator=PLAIN):
+    return pate.plan(people(), variant, teachers=20, aggregator=aggregator)
+
+
+def bounds(plan, repetitions=1000, queries=150):
+    return lower_bounds(vote_attack(plan, people(), repetitions=repetitions, queries=queries, seed=3), DELTA)
+
+
+@pytest.mark.parametrize("variant", ["standard", "upsample", "weight", "vanish"])
+def test_no_variant_is_refuted(variant):
+    strict, weak = bounds(planned(variant), repetitions=2000)
+    assert strict <= 1
+    assert weak <= 8
+    assert weak > (0.5 if variant != "standard" else 0)  # it does see the open group
+
+
+@pytest.mark.parametrize(
+    "aggregator",
+    [TESTED, pytest.param(Interactive(noise=8.0, threshold=3.0, threshold_noise=8.0), marks=pytest.mark.long)],
+)
+def test_no_test_before_an_answer_is_refuted(aggregator):
+    strict, weak = bounds(planned("weight", aggregator), repetitions=200, queries=80)
+    assert strict <= 1
+    assert 0.3 < weak <= 8
+
+
+def test_weights_by_sorted_position_are_refuted(monkeypatch):
+    right = PatePlan.weights
+    monkeypatch.setattr(PatePlan, "weights", property(lambda self: right.fget(self)[::-1]))
+    assert bounds(planned())[0] > 1
+
+
+def test_noise_too_low_is_refuted(monkeypatch):
+    right = voting.Voting.__init__
+
+    def quiet(self, *given):
+        right(self, *given)
+        full = self.noise
+
+        class Low:
+            def normal(self, mean, deviation, size):
+                return full.normal(mean, 0.3 * deviation, size)
+
+        self.noise = Low()
+
+    monkeypatch.setattr(voting.Voting, "__init__", quiet)
+    assert bounds(planned("standard"))[0] > 1
+
+
+def test_answers_that_are_not_charged_are_refuted(monkeypatch):
+    monkeypatch.setattr(voting.Voting, "_prices", lambda self: (0.0, 0.05 / self.plan.aggregator.noise**2))
+    assert bounds(planned("standard"), repetitions=2000, queries=400)[0] > 1
+
+
+def test_both_worlds_differ_in_one_holders_teachers_alone():
+    for variant in ("standard", "upsample", "weight", "vanish"):
+        plan = planned(variant)
+        for group in range(len(plan)):
+            teachers = teachers_of(plan, people(), group, seed=3)
+            assert len(teachers) == plan.duplicates[group]
+            one, other = attack._Worlds.of(plan, teachers, group, 10).votes
+            assert set(np.flatnonzero((one != other).any(0))) == set(teachers.tolist())
+
+
+def test_scores_are_likelihood_ratios():
+    """By what labels are in many votings, beside what the attack takes to be likely."""
+    plan = planned("weight", TESTED)
+    worlds = attack._Worlds.of(plan, teachers_of(plan, people(), 1, seed=3), 1, 1)
+    outcomes = []
+    for world in range(2):
+        repeated = np.repeat(worlds.votes[world], 20_000, axis=0)
+        again = voting.Voting(plan, repeated, 2, None, Accountant(), Stream(world))
+        again._ask(0, len(repeated), np.repeat(plan.weights[None], len(repeated), axis=0))
+        outcomes.append(np.bincount(again.labels + 1, minlength=3) / len(repeated))
+    seen = np.log(outcomes[0] / outcomes[1])
+    assert worlds.ratio[0] == pytest.approx(seen, abs=0.06)
+
+
+def test_an_attack_is_the_same_under_the_same_seed():
+    one, same, other = (vote_attack(planned(), people(), repetitions=20, queries=20, seed=seed)[1] for seed in (1, 1, 2))
+    assert np.array_equal(one.inside, same.inside)
+    assert not np.array_equal(one.inside, other.inside)
+
+
+def test_an_attack_of_nothing_is_refused():
+    with pytest.raises(SartorError, match="a repetition and a query"):
+        vote_attack(planned(), people(), repetitions=0)
+    with pytest.raises(SartorError, match="a group has no holder"):
+        teachers_of(planned(), sartor.Budgets([1.0] * 10, delta=DELTA), 1, seed=1)
