@@ -1,0 +1,118 @@
+"""Membership scores of one group, and what they say by themselves: ROC curve, AUC, TPR at low FPR, best accuracy, bootstrap intervals.
+
+A score says how much a member looks like somebody who took part. Whatever is computed here describes one attack on one sample; a statement
+about epsilon that holds with a stated confidence comes from `sartor.audit.bounds` and `sartor.audit.one_run`.
+
+Scores follow from private data and are sensitive: their repr shows how many there are and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor.errors import SartorError
+from sartor.immutable import immutable
+from sartor.numbers import check_seed
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Scores:
+    """Membership scores of one group: of those who took part, and of those who did not. Higher says: took part. Sensitive."""
+
+    inside: Array
+    outside: Array
+
+    def __post_init__(self) -> None:
+        for name in ("inside", "outside"):
+            values = np.asarray(getattr(self, name), float)
+            if values.ndim != 1:
+                raise SartorError(f"scores come as one number for each member, not as an array of shape {values.shape}.")
+            if not np.isfinite(values).all():
+                unusable = int((~np.isfinite(values)).sum())
+                raise SartorError(f"scores must be finite, and {unusable} of {values.size} {name} are not: clip logarithms before scoring.")
+            object.__setattr__(self, name, immutable(values))
+
+    def __repr__(self) -> str:
+        return f"Scores({self.inside.size} inside, {self.outside.size} outside)"
+
+
+@dataclass(frozen=True, eq=False)
+class Roc:
+    """The rates at which members (`tpr`) and others (`fpr`) score at least a threshold, from (0, 0) to (1, 1)."""
+
+    fpr: Array
+    tpr: Array
+
+
+def roc(scores: Scores) -> Roc:
+    """One point for each distinct score, and (0, 0).
+
+    >>> curve = roc(Scores([2.0, 1.0], [1.0, 0.0]))
+    >>> curve.fpr.tolist(), curve.tpr.tolist()
+    ([0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0])
+    """
+    if not (scores.inside.size and scores.outside.size):
+        raise SartorError(f"rates need scores on both sides, and there are {scores.inside.size} inside and {scores.outside.size} outside.")
+    thresholds = np.unique(np.concatenate([scores.inside, scores.outside]))[::-1]
+    fpr, tpr = (share_at_least(side, thresholds) for side in (scores.outside, scores.inside))
+    return Roc(immutable(np.append(0.0, fpr)), immutable(np.append(0.0, tpr)))
+
+
+def share_at_least(values: Array, thresholds: Array) -> Array:
+    """The share of values at or above each threshold."""
+    return np.asarray((values.size - np.searchsorted(np.sort(values), thresholds, side="left")) / values.size, float)
+
+
+def auc(scores: Scores) -> float:
+    """How often a member scores higher than somebody else, where a tie counts half."""
+    curve = roc(scores)
+    return float(np.diff(curve.fpr) @ (curve.tpr[1:] + curve.tpr[:-1]) / 2)
+
+
+def tpr_at(scores: Scores, fpr: float) -> float:
+    """The largest rate of members found by a threshold that takes at most `fpr` of the others for members.
+
+    Nothing is interpolated: it is a rate that some threshold reaches, so with fewer than 1/fpr others it is that of no false positive.
+    """
+    if not 0 <= fpr <= 1:
+        raise SartorError(f"a false positive rate lies between 0 and 1, not at {fpr}.")
+    curve = roc(scores)
+    return float(curve.tpr[curve.fpr <= fpr][-1])
+
+
+def best_accuracy(scores: Scores) -> float:
+    """The accuracy of the best threshold where members and others are equally frequent: (TPR + 1 - FPR) / 2, at least 1/2.
+
+    The threshold is chosen on the scores that it is counted on, so the figure is high for few scores.
+    """
+    curve = roc(scores)
+    return float((curve.tpr + 1 - curve.fpr).max() / 2)
+
+
+def bootstrap(
+    statistic: Callable[[Scores], float], scores: Scores, confidence: float, *, resamples: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """An interval of a statistic from its quantiles over scores drawn anew, with replacement, on each side.
+
+    It shows how far the figure would move with other members, and is no bound on epsilon.
+    """
+    if not 0 < confidence < 1:
+        raise SartorError(f"a confidence lies between 0 and 1, not at {confidence}.")
+    if resamples < 1:
+        raise SartorError(f"an interval needs at least one resample, not {resamples}.")
+    check_seed(seed)
+    generator = np.random.default_rng(seed)
+    found = [statistic(Scores(_again(scores.inside, generator), _again(scores.outside, generator))) for _ in range(resamples)]
+    low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def _again(values: Array, generator: np.random.Generator) -> Array:
+    """As many values, drawn from them with replacement."""
+    return values[generator.integers(values.size, size=values.size)] if values.size else values
