@@ -1,0 +1,104 @@
+"""The likelihood-ratio attack (Carlini et al. 2022; IDP-SGD, appendix B.5): is a signal more like those of models with the target, or those
+of models without?
+
+For each target two Gaussians are fitted, to the signals of the models that it was in and of those that it was out of. The score of another
+model's signal is the logarithm of the ratio of their densities (`lira`); or, where nobody has trained with the target (`offline_lira`), how
+many deviations it lies above the models without. Either attacks the shadow models in turn, each by means of the others, or one model that
+was released (`lira_on`, `offline_lira_on`).
+
+Scores of several models share shadow models, and those of one model share the model: a bound that takes them for independent is as good as
+that is true. Under no influence at all, scores of those in and out have the same distribution exactly: the model's pair, whose coins tell
+who is in, is left out of the fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sartor.audit.scores import Scores
+from sartor.audit.shadows import Shadows
+from sartor.audit.signals import Array
+from sartor.errors import SartorError
+
+Mask = NDArray[np.bool_]
+
+ENOUGH = 64
+"""Models on a side from which on a target's variance is estimated from its own signals; with fewer, all targets share one."""
+_LEAST = 1e-12  # of a variance
+
+
+def lira(shadows: Shadows, *, models: Sequence[int] | None = None) -> dict[int, Scores]:
+    """Scores per group of the plan, where each of these shadow models (all by default) is attacked by means of the others."""
+    return _in_turn(shadows, models, _online)
+
+
+def offline_lira(shadows: Shadows, *, models: Sequence[int] | None = None) -> dict[int, Scores]:
+    """The same without models that the target was in."""
+    return _in_turn(shadows, models, _offline)
+
+
+def lira_on(shadows: Shadows, signals: ArrayLike, inside: ArrayLike) -> dict[int, Scores]:
+    """Scores per group from one more model: its signal of each target, and who of them it was trained on."""
+    observed, said = checked(shadows, signals, inside)
+    return shadows.by_group(_online(shadows.signals, shadows.inside, observed), said)
+
+
+def offline_lira_on(shadows: Shadows, signals: ArrayLike, inside: ArrayLike) -> dict[int, Scores]:
+    """The same without models that the target was in."""
+    observed, said = checked(shadows, signals, inside)
+    return shadows.by_group(_offline(shadows.signals, shadows.inside, observed), said)
+
+
+def checked(shadows: Shadows, signals: ArrayLike, inside: ArrayLike) -> tuple[Array, Mask]:
+    """A released model's signals, and who was in, as arrays with one entry for each target."""
+    observed, said = np.asarray(signals, float), np.asarray(inside)
+    if observed.shape != shadows.groups.shape or said.shape != shadows.groups.shape or said.dtype != bool:
+        raise SartorError("a model that is attacked has a signal for each target of the shadow models, and true or false for who was in.")
+    return observed, said
+
+
+def attacked(shadows: Shadows, models: Sequence[int] | None) -> list[int]:
+    """The models to attack, all by default."""
+    chosen = list(range(len(shadows))) if models is None else list(models)
+    if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) >= len(shadows):
+        raise SartorError(f"the models to attack are different whole numbers from 0 to {len(shadows) - 1}.")
+    return chosen
+
+
+def _in_turn(shadows: Shadows, models: Sequence[int] | None, score: Callable[[Array, Mask, Array], Array]) -> dict[int, Scores]:
+    if len(shadows) < 6:
+        raise SartorError(f"{len(shadows)} shadow models are too few for fits beside the one that is attacked: train 6 or more.")
+    chosen, found = attacked(shadows, models), []
+    for model in chosen:
+        rest = shadows.others(model)
+        found.append(score(shadows.signals[rest], shadows.inside[rest], shadows.signals[model]))
+    return shadows.by_group(np.stack(found), shadows.inside[chosen])
+
+
+def _online(signals: Array, inside: Mask, observed: Array) -> Array:
+    """log of N(observed; those in) over N(observed; those out), for each target."""
+    total = np.zeros(observed.shape)
+    for sign, side in ((1, inside), (-1, ~inside)):
+        mean, variance = _fitted(signals, side)
+        total -= sign * 0.5 * (np.log(variance) + (observed - mean) ** 2 / variance)
+    return total
+
+
+def _offline(signals: Array, inside: Mask, observed: Array) -> Array:
+    mean, variance = _fitted(signals, ~inside)
+    return np.asarray((observed - mean) / np.sqrt(variance))
+
+
+def _fitted(signals: Array, side: Mask) -> tuple[Array, Array]:
+    """Mean and variance of each target's signals on one side; the variance of all together, where a target has few."""
+    count = side.sum(axis=0)
+    if np.any(count < 2):
+        raise SartorError("a target has fewer than two shadow models on a side: train more.")
+    mean = np.where(side, signals, 0.0).sum(axis=0) / count
+    squares = np.where(side, (signals - mean) ** 2, 0.0).sum(axis=0)
+    own = squares / (count - 1)
+    common = squares.sum() / (count - 1).sum()
+    return mean, np.maximum(np.where(count >= ENOUGH, own, common), _LEAST)
