@@ -1,0 +1,14 @@
+"""Privacy mutants: small, deliberate breaks of the library, and who catches each of them.
+
+    from mutants import planted
+
+    with planted("noise-too-low"):
+        ...  # the library adds too little noise here
+
+No mutant is shipped. `python -m mutants` plants them one after the other and prints who caught each, in how many seconds.
+"""
+
+from mutants import gradients, sgd
+from mutants.machinery import MUTANTS, Catcher, Mutant, catchers, planted
+
+__all__ = ["MUTANTS", "Catcher", "Mutant", "catchers", "gradients", "planted", "sgd"]
