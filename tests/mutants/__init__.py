@@ -8,7 +8,7 @@
 No mutant is shipped. `python -m mutants` plants them one after the other and prints who caught each, in how many seconds.
 """
 
-from mutants import gradients, sgd
+from mutants import federated, gradients, pate, sampling, sgd
 from mutants.machinery import MUTANTS, Catcher, Mutant, catchers, planted
 
-__all__ = ["MUTANTS", "Catcher", "Mutant", "catchers", "gradients", "planted", "sgd"]
+__all__ = ["MUTANTS", "Catcher", "Mutant", "catchers", "federated", "gradients", "pate", "planted", "sampling", "sgd"]

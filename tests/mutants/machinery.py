@@ -30,9 +30,10 @@ class Catcher:
     sees: Callable[..., bool]
     prepared: Callable[[], Any] | None = None
 
-    def prepare(self) -> tuple[Any, ...]:
-        """What `sees` is given."""
-        return () if self.prepared is None else (self.prepared(),)
+    def prepare(self) -> Callable[[], bool]:
+        """Make what it needs by the library as it is now; and how to look afterwards."""
+        given = () if self.prepared is None else (self.prepared(),)
+        return lambda: bool(self.sees(*given))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +57,9 @@ class Mutant:
     @property
     def is_caught(self) -> bool:
         """Plant it, and have all of its catchers look."""
-        prepared = [catcher.prepare() for catcher in self.caught_by]
+        looks = [catcher.prepare() for catcher in self.caught_by]
         with planted(self.name):
-            return all(catcher.sees(*given) for catcher, given in zip(self.caught_by, prepared, strict=True))
+            return all(look() for look in looks)
 
 
 MUTANTS: dict[str, Mutant] = {}

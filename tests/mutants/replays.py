@@ -119,3 +119,4 @@ QUIETLY_EMPTY = replayed(
     plan=functools.cache(lambda: sartor.plan(runs.people(), "scale", steps=20, batch=0.6, clip=0.05, accountant="rdp")),
     holders=4,
 )
+MANY_STEPS = replayed("replay of a longer loop", plan=lambda: planned("scale", 40), holders=1)

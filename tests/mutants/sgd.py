@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mutants import replays
+from mutants import attacks, replays
 from mutants.machinery import Catcher, catcher, mutant
 from sartor.errors import SartorError
 from sartor.run.account import RunAccount
@@ -82,13 +82,19 @@ def noise_too_low(patch):
     noise_times(patch, 0.7)
 
 
+@mutant(attacks.SCALE, quick=True)
+def noise_at_a_third(patch):
+    """Noise has 30 % of its deviation."""
+    noise_times(patch, 0.3)
+
+
 @mutant(NOISE, BY_HAND, quick=True)
 def noise_two_per_cent_too_low(patch):
     """Noise has 98 % of its deviation."""
     noise_times(patch, 0.98)
 
 
-@mutant(replays.STEP)
+@mutant(attacks.FEW)
 def no_noise_on_one_layer(patch):
     """One layer's sum is released without noise."""
     right = running.Run._noisy
@@ -96,6 +102,18 @@ def no_noise_on_one_layer(patch):
     def bare(self, sums, step):
         last = list(sums)[-2]
         return {**right(self, sums, step), last: (sums[last] / self.plan.batch).float()}
+
+    patch.setattr(running.Run, "_noisy", bare)
+
+
+@mutant(replays.STEP)
+def no_noise_on_biases(patch):
+    """Vectors, unlike matrices, are released without noise."""
+    right = running.Run._noisy
+
+    def bare(self, sums, step):
+        short = {name: (value / self.plan.batch).float() for name, value in sums.items() if value.dim() == 1}
+        return {**right(self, sums, step), **short}
 
     patch.setattr(running.Run, "_noisy", bare)
 
