@@ -58,9 +58,7 @@ def canaries(scheme, epsilon=(1.0, 8.0), count=1000, repetitions=1, steps=10, **
 
 def votes(variant, aggregator, repetitions=1000, queries=150) -> Catcher:
     """A neighbour of the ensemble, told from the labels of many votings."""
-    everybody = functools.cache(
-        lambda: sartor.Budgets(np.random.default_rng(1).permutation(np.repeat([1.0, 8.0], [60, 40])), delta=DELTA)
-    )
+    everybody = functools.cache(lambda: sartor.Budgets(np.random.default_rng(1).permutation(np.repeat([1.0, 8.0], [60, 40])), delta=DELTA))
 
     def sees(plan):
         return refutes(vote_attack(plan, everybody(), repetitions=repetitions, queries=queries, seed=SEED), plan)

@@ -60,7 +60,7 @@ class Judge:
         return ["a sum left before its step was charged."] if late else []
 
     def _shares(self) -> list[str]:
-        """Whether what leaves in a step, updates and a count beside them, has the noise of the plan together, as the mechanism says of it."""
+        """Whether all that leaves in a step, as updates and a count beside them do, has together the noise of the plan."""
         told: dict[int, float] = {}
         for (_, step), bare in self.tape.bare.items():
             told[step] = told.get(step, 0.0) + (bare.unit / bare.deviation if bare.deviation > 0 else math.inf) ** 2
