@@ -18,7 +18,7 @@ DISPATCHED := from numpy._core._multiarray_umath import __cpu_dispatch__ as best
 OTHER_KERNELS = ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem OMP_NUM_THREADS=2 \
 	NPY_DISABLE_CPU_FEATURES="$$($(BIN)/python -c '$(DISPATCHED); print(*(name for name in best if here[name]))')"
 
-.PHONY: demo test test-long test-deployment test-kernels venv lint types tests bench clean
+.PHONY: demo test test-long test-deployment test-kernels audit venv lint types tests bench clean
 
 demo: $(STAMP)
 	@$(BIN)/sartor demo
@@ -52,6 +52,9 @@ test-deployment: $(STAMP)
 
 test-kernels: $(STAMP)
 	$(OTHER_KERNELS) $(PYTEST) -k 'not resnet18' $(NUMERICAL)
+
+audit: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m mutants
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/plan_speed.py

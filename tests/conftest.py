@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-pytest.register_assert_rewrite("sartor_testing")
+pytest.register_assert_rewrite("sartor_testing", "mutants")
 
 # What is printed must not depend on the terminal that the tests were started from, nor on what a service sets for its logs.
 WIDTH = ("COLUMNS", "LINES", "TERMINAL_WIDTH")

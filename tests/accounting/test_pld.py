@@ -227,3 +227,11 @@ def test_rare_inclusion_has_a_true_lower_bound():
     bounds = epsilon(SampledGaussian(2.3993249997999525e-08, 0.3076039739049479, 3), 1.503904333170541e-10)
     assert bounds.lower <= 0.02538 <= bounds.upper * 1.001
     assert bounds.upper <= 0.0256
+
+
+def test_removing_is_the_worse_direction_of_the_sampled_gaussian():
+    """So an accountant that forgot adding would understate nothing, and one that forgot removing would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pld._Evaluation, "epsilon", lambda self, delta: np.maximum(self.remove.epsilon(delta), 0.0))
+        alone = pld.epsilon_of_each(*(np.array([value]) for value in (0.04, 2.2, 5_000.0, 1e-5)), pld.PLANNING_ACCURACY)
+    assert alone[0] >= 6.3124 * (1 - 1e-4)

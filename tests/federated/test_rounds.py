@@ -13,6 +13,7 @@ from sartor.federated.rounds import Round
 from sartor.federated.updates import Malformed, clipped, norm, update_of
 from sartor.run.sampling import Draw, PoissonSampler
 from sartor.run.stream import Stream
+from sartor_testing import hand_rounds
 
 
 def named(parts):
@@ -235,3 +236,9 @@ def test_nothing_about_a_round_is_printed():
     current, released = mean_of(plan, [[np.ones((2, 3)), np.array(0.5), np.zeros(4)]])
     assert repr(released) == "Released(clip=1.5)"
     assert "Round object" in repr(current)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("scheme", ["sample", "scale", "hybrid", "uniform"])
+def test_a_round_releases_what_the_definitions_say(scheme, adaptive):
+    assert hand_rounds.difference(hand_rounds.planned(scheme, adaptive)) < 1e-7

@@ -400,3 +400,13 @@ def test_a_folder_that_holds_no_ensemble_is_one_sentence(tmp_path):
         with pytest.raises(SartorError) as error:
             EnsembleFolder(path)
         assert one_sentence(error)
+
+
+def test_without_any_lock_there_are_never_fewer_charges_than_releases(tmp_path, monkeypatch):
+    """Who is overtaken between a charge and its count hands nothing out, and asks and pays again."""
+    monkeypatch.setattr(files.fcntl, "flock", lambda *_: None)
+    saved(tmp_path / "kept")
+    found = aggregations_at_once(tmp_path / "kept", 3, 5)
+    charged = EnsembleFolder(tmp_path / "kept")
+    assert len(charged.accounts) >= len(found)
+    assert holders_within_budget(PEOPLE, charged.plan, found)

@@ -379,3 +379,19 @@ def test_sampling_that_draws_everybody_is_warned_of_and_scaling_advised():
         assert sartor.plan(people, "scale", steps=50, batch=1_000, accountant="rdp").noise_multiplier < full.noise_multiplier
         sartor.plan(people, "sample", steps=50, batch=500, accountant="rdp")
         sartor.plan(people, "uniform", steps=50, batch=1_000, accountant="rdp")
+
+
+def test_a_plan_with_the_clips_of_other_groups_is_refused():
+    plan = sartor.plan(three(), "scale", steps=300, batch=100, accountant="rdp")
+    with pytest.raises(sartor.Overspent):
+        changed(plan, clips=plan.clips[::-1])
+
+
+def test_the_mean_clip_is_the_one_asked_for_by_the_harmonic_mean_of_noise_multipliers():
+    """The published program averages noise multipliers arithmetically, so the mean clip is not the one asked for."""
+    plan = sartor.plan(three(), "scale", steps=300, batch=100, accountant="rdp")
+    harmonic = 1 / np.average(1 / plan.noise_multipliers, weights=plan.holders)
+    arithmetic = np.average(plan.noise_multipliers, weights=plan.holders)
+    assert plan.noise_multiplier == pytest.approx(harmonic, rel=1e-9)
+    assert arithmetic > 1.05 * harmonic
+    assert np.average(plan.clips, weights=plan.holders) == pytest.approx(plan.clip, rel=1e-12)

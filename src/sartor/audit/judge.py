@@ -21,6 +21,7 @@ from sartor.sgd.gradients import MARGIN
 _ROUNDING = 1e-5  # of the clips of all who were drawn: float32 sums in another order
 _UNLIKELY = 1e-9  # what chance may do in one of the tests of coins and noise
 _DEVIATIONS = 6.5  # the same, of a normal variable
+_FEWEST = 30  # numbers by which noise is judged
 
 
 class Judge:
@@ -48,7 +49,7 @@ class Judge:
 
     def of_the_run(self) -> list[str]:
         """What the first run alone shows to be wrong."""
-        return [*self._clips(), *self._charges(), *self._noise(), *self._coins(), *self._units()]
+        return [*self._clips(), *self._charges(), *self._shares(), *self._noise(), *self._coins(), *self._units()]
 
     def _clips(self) -> list[str]:
         over = any(np.any(draw.clips > self.clips_at(draw.step, draw.indices) * (1 + 1e-9)) for draw in self.tape.draws.values())
@@ -57,6 +58,14 @@ class Judge:
     def _charges(self) -> list[str]:
         late = any(bare.charged <= bare.step for bare in self.tape.bare.values())
         return ["a sum left before its step was charged."] if late else []
+
+    def _shares(self) -> list[str]:
+        """Whether all that leaves in a step, as updates and a count beside them do, has together the noise of the plan."""
+        told: dict[int, float] = {}
+        for (_, step), bare in self.tape.bare.items():
+            told[step] = told.get(step, 0.0) + (bare.unit / bare.deviation if bare.deviation > 0 else math.inf) ** 2
+        low = any(share * self.plan.noise_at(step) ** 2 > 1 + 1e-9 for step, share in told.items() if self.plan.noise_at(step) > 0)
+        return ["what leaves in a step has together less noise than the plan says."] if low else []
 
     def _deviation(self, bare: Bare) -> float:
         """What the plan says of the noise of a sum; for a count and for updates beside one, what the federated plan says."""
@@ -114,7 +123,10 @@ class Judge:
         return ["batches are of more even sizes than independent coins make them."] if even else []
 
     def _units(self) -> list[str]:
-        """Whether each holder's units pay for the rungs that they were drawn with."""
+        """Whether each holder's units pay for the rungs that they were drawn with, and, drawn or not, for the lowest one before that.
+
+        Who can pay for a rung takes one, so whoever is drawn has taken one in all stretches before.
+        """
         ladder = self.plan.filter
         if ladder is None:
             return []
@@ -125,11 +137,12 @@ class Judge:
                 key = holder, step // ladder.refresh
                 if abs(most.setdefault(key, fraction) - fraction) > 1e-9:
                     return ["somebody's rung changes within a stretch."]
-        paid = np.zeros(len(self.group), np.int64)
-        for (holder, _), fraction in most.items():
-            group = self.group[holder]
+        paid, last = np.zeros(len(self.group), np.int64), np.full(len(self.group), -1)
+        for (holder, stretch), fraction in most.items():
+            group, last[holder] = self.group[holder], max(last[holder], stretch)
             rung = int(np.searchsorted(ladder.rungs[group], fraction * (1 - 1e-9)))
-            paid[holder] += ladder.costs[group, min(rung, ladder.costs.shape[1] - 1)]
+            paid[holder] += ladder.costs[group, min(rung, ladder.costs.shape[1] - 1)] - ladder.costs[group, 0]
+        paid += ladder.costs[self.group, 0] * (last + 1)
         return ["somebody takes rungs that their units do not pay for."] if np.any(paid > ladder.units[self.group]) else []
 
     def of_holder(self, again: Playback, holder: int) -> tuple[float, list[str]]:
@@ -194,13 +207,24 @@ def _faults_of_noise(values: Array, sizes: Sequence[int]) -> list[str]:
             return ["a sum or its noise is not finite."]
         if count and min(chi2.cdf(square, count), chi2.sf(square, count)) < _UNLIKELY / (1 + len(blocks)):
             return ["the noise is not of the deviation that the plan says."]
-    pairs = [(values[:-1], values[1:])]
-    for i, one in enumerate(blocks):
-        for other in blocks[i + 1 :]:
-            shared = min(one.shape[1], other.shape[1])
-            pairs.append((one[:, :shared], other[:, :shared]))
-    for one, other in pairs:
-        scale = math.sqrt(float(np.sum(one**2 * other**2)))
-        if one.size >= 30 and scale > 0 and abs(float(np.sum(one * other))) / scale > _DEVIATIONS:
-            return ["the noise of steps or arrays is not independent."]
+    if not _are_independent(values):
+        return ["the noise of steps is not independent."]
+    for one, other in itertools.combinations(blocks, 2):
+        shared = min(one.shape[1], other.shape[1])
+        if not _are_apart(np.sum(one[:, :shared] * other[:, :shared]), np.sum(one[:, :shared] ** 2 * other[:, :shared] ** 2), shared):
+            return ["the noise of arrays is not independent."]
     return []
+
+
+def _are_independent(values: Array) -> bool:
+    """Whether every two steps, and all steps that are as far apart as each other, look as if they had noise of their own."""
+    products, squares = values @ values.T, values**2 @ (values**2).T
+    steps, width = values.shape
+    apart = [_are_apart(products[i, j], squares[i, j], width) for i, j in itertools.combinations(range(steps), 2)]
+    lags = [_are_apart(np.trace(products, lag), np.trace(squares, lag), (steps - lag) * width) for lag in range(1, steps)]
+    return all(apart) and all(lags)
+
+
+def _are_apart(product: float, square: float, count: int) -> bool:
+    """Whether a sum of so many products, over the root of the sum of their squares, is one that chance makes; few are not judged."""
+    return bool(count < _FEWEST or abs(product) <= _DEVIATIONS * math.sqrt(square))

@@ -8,6 +8,7 @@ Both are witnesses (`sartor.run.witness`): they see seeded runs alone. What they
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
@@ -21,6 +22,10 @@ from sartor.run.witness import Array, Bare
 
 Key = tuple[str, int]
 """The name of a sum and its step."""
+
+
+BESIDE = "gradient of "
+"""How the names of gradients begin in what anybody may see of a model."""
 
 
 class Enough(Exception):
@@ -37,6 +42,12 @@ def digest(state: Mapping[str, Any]) -> str:
     return found.hexdigest()
 
 
+def _looks(state: Mapping[str, Any]) -> tuple[str, str]:
+    """Fingerprints of the model as it is kept, and of the gradients beside it, which a run that is taken up again does not have yet."""
+    beside = {name for name in state if name.startswith(BESIDE)}
+    return digest({name: state[name] for name in state.keys() - beside}), digest({name: state[name] for name in beside})
+
+
 def flat(values: Mapping[str, Array]) -> Array:
     """The arrays of a sum as one vector."""
     return np.concatenate([np.zeros(0), *(np.asarray(value, np.float64).reshape(-1) for value in values.values())])
@@ -49,7 +60,8 @@ class Tape:
         self.most = most
         self.draws: dict[int, Draw] = {}
         self.bare: dict[Key, Bare] = {}
-        self.states: dict[int, str] = {}
+        self.states: dict[int, list[tuple[str, str]]] = {}
+        """How the model looked before a step, each time that it was taken."""
         self.votes: dict[int, tuple[Array, Array, NDArray[np.bool_], NDArray[np.int64]]] = {}
         self.faults: list[str] = []
         self.is_random = False
@@ -65,7 +77,9 @@ class Tape:
         """Before a step."""
         if step >= self.most:
             raise Enough
-        if self.states.setdefault(step, digest(state)) != digest(state):
+        looks = self.states.setdefault(step, [])
+        looks.append(_looks(state))
+        if looks[0][0] != looks[-1][0]:
             self.faults.append("a step was taken twice, from different models.")
         self._random = _random()
 
@@ -83,6 +97,8 @@ class Tape:
         known = self.bare.setdefault(key, bare)
         if known is not bare and not np.array_equal(flat(known.sums), flat(bare.sums)):
             self.faults.append("two different sums left under the noise of one step, so their difference is bare.")
+        elif known is not bare and not np.array_equal(flat(known.released), flat(bare.released)):
+            self.faults.append("a sum left twice, each time under other noise.")
         return known.released
 
     def voted(self, place: int, counts: Array, weights: Array, passed: NDArray[np.bool_], labels: NDArray[np.int64]) -> Any:
@@ -102,13 +118,16 @@ class Playback:
         self.bare: dict[Key, Bare] = {}
         self.votes: dict[int, tuple[Array, Array, NDArray[np.bool_], NDArray[np.int64]]] = {}
         self.draws = 0
+        self._taken: Counter[int] = Counter()
         self.faults: list[str] = []
 
     def stands(self, step: int, state: Mapping[str, Any]) -> None:
         """Before a step."""
         if step >= self._tape.most:
             raise Enough
-        if self._tape.states.get(step) != digest(state):
+        looks = self._tape.states.get(step, [])
+        self._taken[step] += 1
+        if self._taken[step] > len(looks) or looks[self._taken[step] - 1] != _looks(state):
             self.faults.append("what anybody may see of the model between steps differs although the same was released.")
 
     def drawn(self, draw: Draw) -> Draw:

@@ -1,0 +1,392 @@
+"""Breaks of a training step: noise, clips, divisors, charges, and what a resumed run begins with."""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mutants import attacks, replays
+from mutants.machinery import Catcher, catcher, mutant
+from sartor.errors import SartorError
+from sartor.run.account import RunAccount
+from sartor.run.sampling import PoissonSampler
+from sartor.run.stream import Stream
+from sartor.sgd import loader as loading
+from sartor.sgd import run as running
+from sartor.sgd.checkpoint import Checkpoint
+from sartor.sgd.gradients import PerExample
+from sartor.sgd.optimizer import PrivateOptimizer
+from sartor.sgd.pieces import Draws
+from sartor_testing import private_runs as runs
+
+SAME = 1e-5
+
+
+def by_hand(scheme):
+    """Training beside a loop that takes one example at a time."""
+    return Catcher(f"{scheme} by hand", "test", lambda _: runs.difference_from_by_hand(scheme) > SAME, lambda: runs.planned(scheme))
+
+
+BY_HAND, HYBRID_BY_HAND = by_hand("scale"), by_hand("hybrid")
+
+
+@catcher("moments of the noise", "test", lambda: runs.planned(steps=4))
+def NOISE(_):
+    return not runs.has_the_planned_noise(runs.pure_noise())
+
+
+@catcher("steps of empty batches", "test", lambda: runs.planned("sample", 40, 0.3))
+def EMPTY(_):
+    return not runs.empty_batches_step_with_noise()
+
+
+def resumed(scheme, name, settings=None):
+    """Whether a run that was stopped and resumed ends where one without a stop does; a refusal to go on counts as seen."""
+
+    def sees(_):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                return not runs.resumes_to_the_same_end(Path(folder) / "run", scheme=scheme, **(settings or {}))
+            except SartorError as error:
+                return "the scheduler differs" in str(error)
+
+    return Catcher(name, "test", sees, lambda: runs.planned(scheme, runs.STEPS))
+
+
+END, SAMPLED_END = resumed("scale", "end of a resumed run"), resumed("sample", "end of a resumed run (sample)")
+SEQUENTIAL_END = resumed("sequential", "end of a resumed run (sequential)")
+SCHEDULED_END = resumed(
+    "scale", "end of a resumed run with a scheduler", {"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 3, 0.5)}
+)
+
+
+@catcher("account of a finished run", "test", lambda: runs.planned("scale", 3))
+def ACCOUNT(plan):
+    account = runs.fitted(runs.net(), plan=plan).account
+    return account.steps != plan.steps or not np.array_equal(account.spent, plan.spent)
+
+
+# --- noise ---
+
+
+def noise_times(patch, factor):
+    right = running.normal
+    patch.setattr(running, "normal", lambda *given, **more: factor * right(*given, **more))
+
+
+@mutant(replays.STEP, quick=True)
+def noise_too_low(patch):
+    """Noise has 70 % of its deviation."""
+    noise_times(patch, 0.7)
+
+
+@mutant(attacks.SCALE, quick=True)
+def noise_at_a_third(patch):
+    """Noise has 30 % of its deviation."""
+    noise_times(patch, 0.3)
+
+
+@mutant(NOISE, BY_HAND, quick=True)
+def noise_two_per_cent_too_low(patch):
+    """Noise has 98 % of its deviation."""
+    noise_times(patch, 0.98)
+
+
+@mutant(attacks.FEW)
+def no_noise_on_one_layer(patch):
+    """One layer's sum is released without noise."""
+    right = running.Run._noisy
+
+    def bare(self, sums, step):
+        last = list(sums)[-2]
+        return {**right(self, sums, step), last: (sums[last] / self.plan.batch).float()}
+
+    patch.setattr(running.Run, "_noisy", bare)
+
+
+@mutant(replays.STEP)
+def no_noise_on_biases(patch):
+    """Vectors, unlike matrices, are released without noise."""
+    right = running.Run._noisy
+
+    def bare(self, sums, step):
+        short = {name: (value / self.plan.batch).float() for name, value in sums.items() if value.dim() == 1}
+        return {**right(self, sums, step), **short}
+
+    patch.setattr(running.Run, "_noisy", bare)
+
+
+@mutant(replays.STEP, NOISE, BY_HAND)
+def one_noise_key_for_all_parameters(patch):
+    """Every parameter's noise is drawn from the same key, so differences of parameters are bare (jax#3646)."""
+
+    def again(self, sums, step):
+        found = {}
+        for name, value in sums.items():
+            noise = running.normal(self.stream.generator("noise", step), value.numel(), self.plan.noise)
+            found[name] = ((value.double() + torch.from_numpy(noise).view(value.shape)) / self.plan.batch).float()
+        return found
+
+    patch.setattr(running.Run, "_noisy", again)
+
+
+def noise_of_step(patch, which):
+    right = running.Run._noisy
+    patch.setattr(running.Run, "_noisy", lambda self, sums, step: right(self, sums, which(step)))
+
+
+@mutant(replays.STEP, NOISE, BY_HAND)
+def one_noise_for_all_steps(patch):
+    """All steps have the noise of the first, so differences of steps are bare."""
+    noise_of_step(patch, lambda step: 0)
+
+
+@mutant(replays.STEP)
+def noise_reused_after_some_steps(patch):
+    """From the fourth step on noise begins anew, so differences of steps that are far apart are bare."""
+    noise_of_step(patch, lambda step: step % 3)
+
+
+@mutant(replays.STEP, quick=True)
+def noise_for_the_mean_accounted_as_for_the_sum(patch):
+    """Noise that is made for the mean is divided by the batch once more (tensorflow/privacy#153)."""
+    right = running.Run._noisy
+
+    def twice(self, sums, step):
+        bare, batch = {name: value.double() / self.plan.batch for name, value in sums.items()}, self.plan.batch
+        return {name: (bare[name] + (value.double() - bare[name]) / batch).float() for name, value in right(self, sums, step).items()}
+
+    patch.setattr(running.Run, "_noisy", twice)
+
+
+@mutant(replays.PIECES)
+def accumulation_against_step_count(patch):
+    """Steps and pieces of batches are mistaken for each other: noise is that of a piece, of which a step has several (jax_privacy#234)."""
+    begin, right, pieces = running.Run.begin, running.Run._noisy, {}
+
+    def counting(self, piece):
+        pieces[piece.step] = piece.pieces
+        begin(self, piece)
+
+    def shared(self, sums, step):
+        bare = {name: value.double() / self.plan.batch for name, value in sums.items()}
+        noisy = right(self, sums, step)
+        return {name: (bare[name] + (value.double() - bare[name]) / pieces[step]).float() for name, value in noisy.items()}
+
+    patch.setattr(running.Run, "begin", counting)
+    patch.setattr(running.Run, "_noisy", shared)
+
+
+@mutant(replays.QUIETLY_EMPTY, EMPTY)
+def empty_batch_without_noise(patch):
+    """A sum of nothing gets no noise, which tells that nobody was drawn."""
+    right = running.Run._noisy
+
+    def quiet(self, sums, step):
+        found = right(self, sums, step)
+        return found if any(bool(value.any()) for value in sums.values()) else {name: 0 * value for name, value in found.items()}
+
+    patch.setattr(running.Run, "_noisy", quiet)
+
+
+@mutant(EMPTY, quick=True)
+def empty_batches_skipped(patch):
+    """Batches in which nobody was drawn are left out."""
+    right = loading._Pieces.__iter__
+    patch.setattr(loading._Pieces, "__iter__", lambda self: (piece for piece in right(self) if bool(piece.clips.any())))
+
+
+# --- divisors ---
+
+
+@mutant(replays.STEP, BY_HAND, quick=True)
+def observed_batch_as_divisor(patch):
+    """The sum is divided by how many were drawn."""
+    begin, noisy, observed = running.Run.begin, running.Run._noisy, []
+
+    def noting(self, piece):
+        observed.append(len(piece.indices))
+        begin(self, piece)
+
+    patch.setattr(running.Run, "begin", noting)
+    patch.setattr(
+        running.Run,
+        "_noisy",
+        lambda self, sums, step: {n: v * (self.plan.batch / observed[-1]) for n, v in noisy(self, sums, step).items()},
+    )
+
+
+@mutant(replays.STEP)
+def denominator_from_the_size_of_the_data_set(patch):
+    """The sum is divided by the number of records, which is not what the plan states (opacus#571, #819)."""
+    right = running.Run._noisy
+    patch.setattr(
+        running.Run,
+        "_noisy",
+        lambda self, sums, step: {n: v * (self.plan.batch / self.records) for n, v in right(self, sums, step).items()},
+    )
+
+
+# --- clips ---
+
+
+def clips_by(patch, change):
+    right = PoissonSampler.draw
+
+    def changed(self, step):
+        draw = right(self, step)
+        return dataclasses.replace(draw, clips=change(self, draw.clips))
+
+    patch.setattr(PoissonSampler, "draw", changed)
+
+
+@mutant(replays.STEP, BY_HAND, HYBRID_BY_HAND, quick=True)
+def thresholds_of_another_group(patch):
+    """Everybody is clipped at the threshold of another group."""
+
+    def swapped(sampler, clips):
+        kinds = np.unique(sampler._clips)
+        other = dict(zip(kinds.tolist(), np.roll(kinds, 1).tolist(), strict=True))
+        return np.array([other[c] for c in clips.tolist()])
+
+    clips_by(patch, swapped)
+
+
+@mutant(replays.STEP, BY_HAND)
+def thresholds_in_the_order_of_another_batch(patch):
+    """The thresholds of those who were drawn stand in another order than they do."""
+    clips_by(patch, lambda _, clips: clips[::-1].copy())
+
+
+@mutant(replays.STEP, BY_HAND)
+def sums_without_clipping(patch):
+    """Nobody is clipped."""
+    right = PerExample.clipped_sums
+
+    def unclipped(self, scale=1.0):
+        self._thresholds = torch.full_like(self._thresholds, 1e9)
+        return right(self, scale)
+
+    patch.setattr(PerExample, "clipped_sums", unclipped)
+
+
+@mutant(replays.OWNED, quick=True)
+def clip_per_record_instead_of_per_holder(patch):
+    """Every record is clipped by itself, however many a holder has."""
+    right = Draws._cut
+
+    def one_by_one(self, step, records, counts, clips, seed, size):
+        return right(self, step, records, np.ones_like(records), clips.repeat_interleave(torch.tensor(counts)), seed, size)
+
+    patch.setattr(Draws, "_cut", one_by_one)
+
+
+# --- charges, and what is seen ---
+
+
+@mutant(replays.STEP)
+def step_not_charged_before_its_release(patch):
+    """A step is counted after its sum has left."""
+    noisy, move = running.Run._noisy, PrivateOptimizer._move
+
+    def uncounted(self, sums, step):
+        self._steps -= 1
+        return noisy(self, sums, step)
+
+    def counted(self, gradients):
+        move(self, gradients)
+        self.run._steps += 1
+
+    patch.setattr(running.Run, "_noisy", uncounted)
+    patch.setattr(PrivateOptimizer, "_move", counted)
+
+
+@mutant(ACCOUNT, quick=True)
+def account_not_advanced(patch):
+    """The account of a run stays where it was at the beginning."""
+    patch.setattr(running.Run, "account", lambda self: RunAccount(self.plan, 0, self.stream.seeded, self.records))
+
+
+@mutant(replays.STEP)
+def unclipped_average_left_in_p_grad(patch):
+    """After a step parameters have the plain average as their gradients, where anybody may look."""
+    sums, move = PerExample.clipped_sums, PrivateOptimizer._move
+
+    def noting(self, scale=1.0):
+        rows = self.gradients_of(range(self._rows))
+        self.average = {name: torch.stack([row[name] for row in rows]).mean(0) for name in self.parameters}
+        return sums(self, scale)
+
+    def leaving(self, gradients):
+        move(self, gradients)
+        for name, parameter in self.run.engine.parameters.items():
+            parameter.grad = self.run.engine.average[name]
+
+    patch.setattr(PerExample, "clipped_sums", noting)
+    patch.setattr(PrivateOptimizer, "_move", leaving)
+
+
+# --- runs that go on ---
+
+
+def after_resuming(patch, change):
+    """Do something to the optimizer and the loader of a run that was resumed, at the step from which it goes on."""
+    right = Checkpoint._restore
+
+    def changed(self, optimizer, loader, scheduler):
+        right(self, optimizer, loader, scheduler)
+        change(optimizer.run, loader, optimizer.run.steps)
+
+    patch.setattr(Checkpoint, "_restore", changed)
+
+
+@mutant(SAMPLED_END, SEQUENTIAL_END)
+def sampling_rates_of_the_beginning_after_a_resume(patch):
+    """A resumed run draws as in its first steps."""
+
+    def stale(run, loader, done):
+        right = loader.draws.sampler.draw
+        loader.draws.sampler.draw = lambda step: dataclasses.replace(right(step - done), step=step)
+
+    after_resuming(patch, stale)
+
+
+@mutant(replays.RESUMED)
+def coins_tossed_again_on_resume(patch):
+    """A resumed run has new coins, so a step that was taken twice has two batches under one noise."""
+
+    def again(run, loader, done):
+        loader.draws.sampler._stream = Stream(99)
+
+    after_resuming(patch, again)
+
+
+@mutant(replays.RESUMED, END)
+def checkpoint_noise_begun_anew(patch):
+    """A resumed run has the noise of its first steps again."""
+
+    def again(run, loader, done):
+        right = run._noisy
+        run._noisy = lambda sums, step: right(sums, step - done)
+
+    after_resuming(patch, again)
+
+
+@mutant(replays.RESUMED, END)
+def random_numbers_of_the_model_not_put_back(patch):
+    """In a resumed run dropout falls otherwise, so a step that was taken twice has two sums under one noise."""
+    after_resuming(patch, lambda run, loader, done: setattr(run, "_seed", lambda piece: None))
+
+
+@mutant(SCHEDULED_END)
+def learning_rate_of_the_beginning_after_a_resume(patch):
+    """The scheduler of a resumed run is where a new one begins."""
+    right = Checkpoint.restore
+
+    def forgetful(self, optimizer, loader, scheduler):
+        self._document["scheduler"] = scheduler.state_dict()
+        right(self, optimizer, loader, scheduler)
+
+    patch.setattr(Checkpoint, "restore", forgetful)
