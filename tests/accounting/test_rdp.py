@@ -123,21 +123,33 @@ def test_very_small_noise_is_bounded_without_memory():
     assert np.all(np.diff(values, axis=0) < 0)
 
 
-@pytest.mark.parametrize("probability", [0.1, 0.5])
-def test_inclusion_is_bounded_in_both_directions(probability):
+@pytest.mark.parametrize("mu", [0.3, 0.8])
+@pytest.mark.parametrize("probability", [0.02, 0.1, 0.5, 0.9])
+def test_inclusion_is_bounded_in_both_directions(probability, mu):
     """Against numerical integration of one Gaussian included with a probability."""
-    mu = 0.8
     x = np.linspace(-10, 13, 400_001)
-    q = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
-    p = np.exp(-((x - mu) ** 2) / 2) / np.sqrt(2 * np.pi)
-    mixture = (1 - probability) * q + probability * p
-    step = x[1] - x[0]
-    bound = rdp.curve(Included(probability, SampledGaussian(1.0, 1 / mu, 1)), np.array([2.0, 3.0, 5.0, 8.0]))
-    for order, value in zip([2, 3, 5, 8], bound, strict=True):
-        remove = np.log(np.sum(mixture**order * q ** (1 - order)) * step) / (order - 1)
-        add = np.log(np.sum(q**order * mixture ** (1 - order)) * step) / (order - 1)
+    q = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi) * (x[1] - x[0])
+    ratio = 1 - probability + probability * np.exp(mu * x - mu**2 / 2)
+    orders = np.array([1.5, 2.0, 3.0, 4.5, 8.0])
+    bound = rdp.curve(Included(probability, SampledGaussian(1.0, 1 / mu, 1)), orders)
+    for order, value in zip(orders, bound, strict=True):
+        remove, add = (np.log(np.sum(q * ratio**power)) / (order - 1) for power in (order, 1 - order))
         assert max(remove, add) <= value * (1 + 1e-9)
-        assert value <= 3.2 * max(remove, add)
+        assert value <= 3 * max(remove, add)
+
+
+def test_inclusion_in_steps_that_are_sampled_is_bounded_in_both_directions():
+    """Two sampled steps behind a coin, by the sum over a grid of two dimensions."""
+    rate, noise, chance = 0.3, 1.2, 0.4
+    x = np.linspace(-8, 9, 1_201)
+    q = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi) * (x[1] - x[0])
+    ratio = 1 - rate + rate * np.exp(x / noise - 0.5 / noise**2)
+    whole, without = 1 - chance + chance * np.outer(ratio, ratio), np.outer(q, q)
+    bound = rdp.curve(Included(chance, SampledGaussian(rate, noise, 2)), np.array([2.0, 5.0, 10.0]))
+    for order, value in zip([2, 5, 10], bound, strict=True):
+        remove, add = (np.log(np.sum(without * whole**power)) / (order - 1) for power in (order, 1 - order))
+        assert max(remove, add) <= value * (1 + 1e-6)
+        assert value <= 3 * max(remove, add)
 
 
 def test_compositions_add_up():

@@ -120,6 +120,16 @@ def test_plans_hold_by_the_accountant_that_made_them_with_deltas_public_records_
         assert Plan.from_json(json.loads(json.dumps(plan.record()))) == plan
 
 
+@pytest.mark.parametrize("options", [{}, {"spread": "even"}])
+def test_rates_and_coins_of_the_papers_setting_settle_by_renyis_accountant(options):
+    plan = sartor.plan(MANY, "adapdp", steps=9_375, batch=64, accountant="rdp", **options)
+    used = plan.expected_uses >= 1
+    assert used[3:].all()  # a coin before many steps saves little there: the strictest are hardly ever in
+    assert np.all(plan.spent[used] >= 0.9 * plan.epsilon[used])
+    for stage in plan.stages:
+        assert float(plan.holders[stage.groups] @ (stage.inclusion * stage.rate)) == pytest.approx(64, rel=0.01)
+
+
 def test_weights_follow_thresholds_and_expected_sizes():
     plan = sartor.plan(BUDGETS, "adapdp", steps=300, batch=100, threshold=[0.6, 1.0])
     sizes = [float(plan.holders[stage.groups] @ stage.inclusion) for stage in plan.stages]

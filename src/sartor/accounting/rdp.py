@@ -244,32 +244,54 @@ def _binomials() -> tuple[Array, NDArray[np.bool_]]:
 
 
 def _included(exposure: Included, orders: Array) -> Array:
-    """Rényi divergence of "with probability p the inner exposure, otherwise nothing"; what the coin saves is known at integer orders.
+    """Rényi divergence of "with probability p the inner exposure, otherwise nothing"; orders beyond 256 gain nothing from the coin.
 
-    Proof: Zhu and Wang 2019, theorem 5: with inner divergences D(l), the moment at order a is at most (1-p)^(a-1) (ap - p + 1)
-    + C(a,2) p^2 (1-p)^(a-2) e^D(2) + 3 sum over l >= 3 of C(a,l) p^l (1-p)^(a-l) e^((l-1) D(l)), in both directions. It is never more
-    than that of the inner exposure without the coin: the divergence is quasi-convex in its first argument and convex in its second (van
-    Erven and Harremoes 2014, theorems 12 and 13), and nothing at all has none.
+    Proof: with l = P/Q of the inner exposure, D(k) a bound on its divergence at order k in both directions, and R = 1 - p + p l:
+    remove, at whole orders a: E_Q[R^a] is the binomial sum of C(a,k) p^k (1-p)^(a-k) e^((k-1) D(k)), exactly, as E_Q[l] = 1;
+    add: E_Q[R^(1-a)] <= E_Q[l^(-p (a-1))] = e^((b-1) D(b)) with b = 1 + p (a-1), as R >= l^p (the weighted means of 1 and l); and it is
+    at most 1 + ((1-p)^(1-a) - 1 - (a-1) p) (e^D(2) - 1), as with u = p (l - 1) >= -p, of mean 0, ((1+u)^(1-a) - 1 + (a-1) u) / u^2 falls
+    in u, and E_Q[u^2] = p^2 (e^D(2) - 1).
+    Logarithms of moments are convex in the order and 0 at order 1, so between whole orders they lie below their chords. It is never more
+    than without the coin: the divergence is quasi-convex in its first argument and convex in its second (van Erven and Harremoes 2014,
+    theorems 12 and 13), and nothing at all has none.
     """
     p = exposure.probability
     if p == 0:
         return np.zeros(len(orders))
     if p == 1:
         return curve(exposure.exposure, orders)
-    out = _remembered(exposure.exposure, orders).copy()
-    whole = (orders == np.round(orders)) & (orders >= 2) & (orders <= _LARGEST_INCLUDED_ORDER)
-    if not whole.any():
+    out, near = _remembered(exposure.exposure, orders).copy(), orders <= _LARGEST_INCLUDED_ORDER
+    if not near.any():
         return out
     inner = _inner(exposure.exposure)
-    known = np.cumsum(~np.isfinite(inner)) == 0  # a bound at an order needs those at all orders below
-    a, k, row = orders[whole][:, None], _WITHIN[None, :], orders[whole].astype(int) - 2
+    known = int(np.cumprod(np.isfinite(inner)).sum())  # a bound at an order needs those at all orders below
+    if not known:
+        return out
+    moment = (_WITHIN[:known] - 1) * inner[:known]
+    rows = np.unique(np.concatenate([np.floor(orders[near]), np.ceil(orders[near])]).astype(int)) - 2
+    rows = rows[(rows >= 0) & (rows < known)]
+    a, k = _WITHIN[rows][:, None], _WITHIN[None, :known]
     log_binomial, inside = _binomials()
-    weight = (_WITHIN - 1) * np.where(known, inner, 0.0) + np.where(_WITHIN > 2, np.log(3.0), 0.0)
-    terms = np.where(inside[row], log_binomial[row] + k * np.log(p) + (a - k) * np.log1p(-p) + weight, -np.inf)
+    terms = np.where(inside[rows, :known], log_binomial[rows, :known] + k * np.log(p) + (a - k) * np.log1p(-p) + moment, -np.inf)
     first = (a - 1) * np.log1p(-p) + np.log1p((a - 1) * p)
-    behind = np.where(known[row], _logsumexp(np.concatenate([terms, first], axis=1)) / (a[:, 0] - 1), np.inf)
-    out[whole] = np.minimum(out[whole], behind)
+    removed = _logsumexp(np.concatenate([terms, first], axis=1))
+    added = np.minimum(_chord(1 + p * (a[:, 0] - 1), _WITHIN[:known], moment), _added_by_variance(p, a[:, 0], float(moment[0])))
+    behind = _chord(orders[near], a[:, 0], np.maximum(np.maximum(removed, added), 0.0)) / (orders[near] - 1)
+    out[near] = np.minimum(out[near], behind)
     return np.asarray(np.maximum(out, 0.0))
+
+
+def _added_by_variance(p: float, orders: Array, second: float) -> Array:
+    """The logarithm of 1 + ((1-p)^(1-a) - 1 - (a-1) p) (e^second - 1) at each order a."""
+    exponent = -(orders - 1) * np.log1p(-p)
+    with np.errstate(divide="ignore"):
+        log_curvature = exponent + np.log(np.maximum(-np.expm1(-exponent) - (orders - 1) * p * np.exp(-exponent), 0.0))
+        return np.asarray(np.logaddexp(0.0, log_curvature + second + np.log(-np.expm1(-second))))
+
+
+def _chord(orders: Array, whole: Array, log_moment: Array) -> Array:
+    """The logarithm of a moment between whole orders at which it is known: at most this; infinite beyond the last of them."""
+    return np.asarray(np.interp(orders, np.append(1.0, whole), np.append(0.0, log_moment), right=np.inf))
 
 
 def to_epsilon(divergence: ArrayLike, orders: ArrayLike, delta: ArrayLike, conversion: Conversion = "balle") -> Array:
