@@ -48,9 +48,9 @@ def relu_network(shape: Any, classes: int) -> nn.Module:
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-def pretrain(model: nn.Module, public: TensorDataset, epochs: int = 20) -> None:
+def pretrain(model: nn.Module, public: TensorDataset, epochs: int = 10) -> None:
     """Plain SGD on public digits."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for _ in range(epochs):
         for part in torch.randperm(len(public)).split(64):
             optimizer.zero_grad()
