@@ -53,7 +53,8 @@ def canaries(scheme, epsilon=(1.0, 8.0), count=1000, repetitions=1, steps=10, **
     def planned():
         return sartor.plan(people(*epsilon), scheme, steps=steps, batch=50, **{"accountant": "rdp", **options})
 
-    return Catcher(f"canaries under {scheme}" + (" with a filter" if "filter" in options else ""), "attack", sees, planned)
+    among = f"{repetitions} times {count}" if repetitions > 1 else f"{count}"
+    return Catcher(f"{among} canaries under {scheme}{' with a filter' if 'filter' in options else ''}", "attack", sees, planned)
 
 
 def votes(variant, aggregator, repetitions=1000, queries=150) -> Catcher:

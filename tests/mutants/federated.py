@@ -66,14 +66,13 @@ FIXED, REPLAYED = replayed("replay of rounds", False), replayed("replay of round
 TWICE = replayed("replay of rounds in which clients answer twice", False, again=True)
 
 
-def hand(scheme, adaptive=True, apart=1e-3):
+def hand(scheme, adaptive=True):
     """Rounds beside what the definitions say, one client and one number at a time."""
     name = f"rounds by hand ({scheme}{', clip following' if adaptive else ''})"
-    return Catcher(name, "test", lambda plan: by_hand.difference(plan) > apart, lambda: by_hand.planned(scheme, adaptive))
+    return Catcher(name, "test", lambda plan: by_hand.difference(plan) > 1e-4, lambda: by_hand.planned(scheme, adaptive))
 
 
-SAMPLE, SCALE = hand("sample"), hand("scale", apart=1e-4)
-COUNT = hand("sample", apart=1e-4)
+SAMPLE, SCALE = hand("sample"), hand("scale")
 
 
 @catcher("planning rounds whose clip follows", "test")
@@ -151,7 +150,7 @@ def updates_weighted_by_examples(patch):
     clipped_by(patch, weighted)
 
 
-@mutant(TWICE)
+@mutant(TWICE, quick=True)
 def client_answers_counted_twice(patch):
     """A client that answers a second time is added up a second time."""
     right = Round.add
@@ -218,7 +217,7 @@ def parameter_of_no_dimension_without_noise(patch):
     patch.setattr(Round, "release", bare)
 
 
-@mutant(REPLAYED, COUNT)
+@mutant(REPLAYED, SAMPLE, quick=True)
 def count_without_noise(patch):
     """How many updates were short is released as it is."""
     right = running.normal

@@ -32,7 +32,7 @@ def ghost_norms_without_products_of_positions(patch):
     patch.setattr(linear, "norms_from_products", diagonal)
 
 
-@mutant(replays.QUIET_SEQUENCES)
+@mutant(replays.QUIET_SEQUENCES, quick=True)
 def bias_norms_wrong_for_three_dimensions(patch):
     """Norms of biases are wrong for inputs of three dimensions, of which one position counts alone (opacus#751)."""
     right = registry._rules[nn.Linear]
@@ -62,7 +62,7 @@ def clip_per_parameter_instead_of_global(patch):
     patch.setattr(PerExample, "_sums_and_norms", by_parameter)
 
 
-@mutant(replays.STEP)
+@mutant(replays.STEP, quick=True)
 def microbatch_sensitivity(patch):
     """The means of pairs of people are clipped, and one person moves two of them (tensorflow/privacy#81)."""
     right = PerExample._sums_and_norms
@@ -75,7 +75,7 @@ def microbatch_sensitivity(patch):
     patch.setattr(PerExample, "_sums_and_norms", in_pairs)
 
 
-@mutant(replays.NOT_FINITE)
+@mutant(replays.NOT_FINITE, quick=True)
 def nan_passes_a_clip(patch):
     """A norm that is no number is clipped like any other, and what it makes of the sum is none either."""
 

@@ -209,13 +209,13 @@ def free(patch, tests, answers):
 
 @mutant(BUDGETS["weight"], ACCOUNT["weight"], QUERIES["weight"], quick=True)
 def answered_query_not_charged(patch):
-    """Answers cost nothing."""
+    """What teachers answer is told for nothing."""
     free(patch, 1, 0)
 
 
 @mutant(BUDGETS["weight"], ACCOUNT["weight"], QUERIES["weight"])
 def threshold_test_not_charged(patch):
-    """Tests cost nothing."""
+    """Whether teachers agree enough is told for nothing."""
     free(patch, 0, 1)
 
 

@@ -38,7 +38,7 @@ def clip_of_the_open_group_for_everybody(patch):
     )
 
 
-@mutant(attacks.ROUNDS)
+@mutant(attacks.ROUNDS, quick=True)
 def coins_of_inclusion_not_looked_at(patch):
     """Everybody is in every round, whatever their coins say."""
     patch.setattr(_Coins, "included", lambda self, part, place: np.ones(len(part), bool))

@@ -94,7 +94,7 @@ def noise_two_per_cent_too_low(patch):
     noise_times(patch, 0.98)
 
 
-@mutant(attacks.FEW)
+@mutant(attacks.FEW, quick=True)
 def no_noise_on_one_layer(patch):
     """One layer's sum is released without noise."""
     right = running.Run._noisy
@@ -118,7 +118,7 @@ def no_noise_on_biases(patch):
     patch.setattr(running.Run, "_noisy", bare)
 
 
-@mutant(replays.STEP, NOISE, BY_HAND)
+@mutant(replays.STEP, NOISE, BY_HAND, quick=True)
 def one_noise_key_for_all_parameters(patch):
     """Every parameter's noise is drawn from the same key, so differences of parameters are bare (jax#3646)."""
 
@@ -143,7 +143,7 @@ def one_noise_for_all_steps(patch):
     noise_of_step(patch, lambda step: 0)
 
 
-@mutant(replays.STEP)
+@mutant(replays.STEP, quick=True)
 def noise_reused_after_some_steps(patch):
     """From the fourth step on noise begins anew, so differences of steps that are far apart are bare."""
     noise_of_step(patch, lambda step: step % 3)
@@ -262,7 +262,7 @@ def thresholds_in_the_order_of_another_batch(patch):
 
 @mutant(replays.STEP, BY_HAND)
 def sums_without_clipping(patch):
-    """Nobody is clipped."""
+    """Gradients enter the sum as they are, however long."""
     right = PerExample.clipped_sums
 
     def unclipped(self, scale=1.0):
@@ -309,7 +309,7 @@ def account_not_advanced(patch):
     patch.setattr(running.Run, "account", lambda self: RunAccount(self.plan, 0, self.stream.seeded, self.records))
 
 
-@mutant(replays.STEP)
+@mutant(replays.STEP, quick=True)
 def unclipped_average_left_in_p_grad(patch):
     """After a step parameters have the plain average as their gradients, where anybody may look."""
     sums, move = PerExample.clipped_sums, PrivateOptimizer._move
@@ -353,7 +353,7 @@ def sampling_rates_of_the_beginning_after_a_resume(patch):
     after_resuming(patch, stale)
 
 
-@mutant(replays.RESUMED)
+@mutant(replays.RESUMED, quick=True)
 def coins_tossed_again_on_resume(patch):
     """A resumed run has new coins, so a step that was taken twice has two batches under one noise."""
 
