@@ -182,7 +182,13 @@ def _pair(atom: _Atom, grid: float, log_tail: float, tilt: float, most: int) -> 
         return records.records_step(atom.records, atom.rate, atom.noise_multiplier, grid, log_tail, tilt, most)
     if isinstance(atom, Filtered):
         return filtered.table(atom, float(np.exp(log_tail - _CUT)), PLANNING_ACCURACY).pair(grid, most)
-    pairs = _pairs(_atoms(atom.exposure), grid, log_tail, 0.0, most)
+    return losses.include(_behind(atom.exposure, grid, log_tail, most), atom.probability)
+
+
+@lru_cache(maxsize=16)
+def _behind(exposure: Exposure, grid: float, log_tail: float, most: int) -> Pair:
+    """What is behind a coin, composed: remembered, as the same rounds stand behind the coins of many groups."""
+    pairs = _pairs(_atoms(exposure), grid, log_tail, 0.0, most)
     if not pairs:
         nothing = LossDistribution(0, np.ones(1), 0.0)
         return Pair(grid, nothing, nothing, 0.0)
@@ -194,7 +200,13 @@ def _pair(atom: _Atom, grid: float, log_tail: float, tilt: float, most: int) -> 
         whole.append(LossDistribution(offset, composed.weight * scale, min(composed.infinite * scale, 1.0)))
     spread = sum(count * pair.spread for pair, count in pairs)
     surplus = sum(count * pair.surplus for pair, count in pairs) + sum(max(0.0, float(way.mass.sum()) - 1) for way in whole)
-    return losses.include(Pair(grid, whole[0], whole[1], spread, surplus), atom.probability)
+    return Pair(grid, whole[0], whole[1], spread, surplus)
+
+
+def _shared(atoms: _Atoms, grid: float) -> float:
+    """A grid at least as fine that others with the same rounds behind their coins have as well: the next power of two below."""
+    coins = any(isinstance(atom, Included) for atom, _ in atoms.parts)
+    return float(2.0 ** np.floor(np.log2(grid))) if coins else grid
 
 
 @dataclass(frozen=True)
@@ -229,7 +241,7 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
     most = MOST_POINTS if accuracy < PLANNING_ACCURACY else _MOST_WHILE_PLANNING if accuracy < GUESSING_ACCURACY else _MOST_WHILE_GUESSING
     tilt, steps = max(order - 1, 1e-3), atoms.steps
     log_tail = float(np.log(delta / steps) + _CUT)
-    grid, finest = float(np.sqrt(12 * accuracy * epsilon / (order * steps))), 0.0
+    grid, finest = _shared(atoms, float(np.sqrt(12 * accuracy * epsilon / (order * steps)))), 0.0
     best: _Evaluation | None = None
     seen: tuple[Composed | None, Composed | None] = (None, None)
     at = np.array([delta])
@@ -239,7 +251,7 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
             error = (tilt + 1) / 2 * sum(count * pair.spread for pair, count in pairs)
             finer = min(0.9 * grid * float(np.sqrt(accuracy * epsilon / max(error, 1e-300))), epsilon * _CELLS)
             if grid > 1.3 * max(finer, finest):
-                grid = max(finer, finest)
+                grid = max(_shared(atoms, finer), finest)
                 continue
             ways = ([(getattr(pair, way), count) for pair, count in pairs] for way in ("remove", "add"))
             remove, add = (_tilted(parts, grid, delta, tilt, most, before) for parts, before in zip(ways, seen, strict=True))
@@ -472,7 +484,7 @@ class Profile:
     def _compose(self, start: tuple[float, float]) -> None:
         epsilon, order = start if np.isfinite(start[0]) and start[0] > 0 else (1.0, 1 + np.log(1 / PROFILE_DELTA))
         steps = self._atoms.steps
-        grid = min(float(np.sqrt(12 * PLANNING_ACCURACY * epsilon / (order * steps))), epsilon / 2000)
+        grid = _shared(self._atoms, min(float(np.sqrt(12 * PLANNING_ACCURACY * epsilon / (order * steps))), epsilon / 2000))
         log_tail = float(np.log(PROFILE_DELTA / steps) + _CUT)
         while True:
             try:
