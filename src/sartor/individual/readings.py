@@ -91,7 +91,7 @@ class Readings:
     >>> found = readings.reading()
     >>> found
     Reading(strict, 1000 holders, 10 steps; no guarantee)
-    >>> bool(np.all(found.epsilon <= found.guarantee))
+    >>> bool(np.all(found.accounts(sensitive=True) <= found.guarantee))
     True
     """
 
