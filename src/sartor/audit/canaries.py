@@ -38,6 +38,7 @@ from sartor.run.sampling import Draw, PoissonSampler
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.loss import Loss
 from sartor.sgd.norms import Norms
+from sartor.sgd.one_model import begun_anew
 from sartor.sgd.optimizer import PrivateOptimizer, make
 from sartor.sgd.private import make_private, unwrap
 from sartor.sgd.stretches import Stretches
@@ -273,7 +274,8 @@ def canary_attack(
 ) -> Found:
     """Train a new model under the plan with canaries in it, in a fresh seeded run, and find what its releases say of them.
 
-    Optimizer and loss are as in `sartor.fit`; `loop` is a user's own, instead of the usual one. Other arguments are those of
+    Optimizer and loss are as in `sartor.fit`; `loop` is a user's own, instead of the usual one. Where a plan has a model for each round
+    (`adapdp`), one goes through all of them, so black-box scores are of no model that such a run releases. Other arguments are those of
     `sartor.make_private` (`ownership`, `collate`, `max_physical_batch`; `reduction` of a loop of one's own).
     """
     with torch.random.fork_rng(devices=[]):
@@ -283,7 +285,8 @@ def canary_attack(
         settings = private if loop is not None else {"reduction": "sum", **private}
         measure = Loss(loss)
         tracked = measure if plan.filter is not None or private.get("tracking") is not None else None
-        model, stepper, loader = make_private(model, inner, dataset, budgets, plan, loss=tracked, seed=seed, **settings)
+        with begun_anew():  # of a plan of several models as well: the sums that canaries are scored by follow draws, not models
+            model, stepper, loader = make_private(model, inner, dataset, budgets, plan, loss=tracked, seed=seed, **settings)
         try:
             planted = plant(loader, budgets, canaries=canaries, seed=seed)
             model.train()
