@@ -264,3 +264,11 @@ def test_a_clip_that_is_dropped_is_caught(monkeypatch):
 def test_a_target_that_is_out_and_still_drawn_is_caught(monkeypatch):
     monkeypatch.setattr(Without, "draw", PoissonSampler.draw)
     assert naive_difference() > SAME
+
+
+def test_plans_of_several_models_have_no_shadows():
+    budgets = sartor.Budgets.from_groups([(1.0, 20), (4.0, 20)], delta=1e-2)
+    plan = sartor.plan(budgets, "adapdp", steps=4, batch=10, threshold=[1.5, 4])
+    data = TensorDataset(torch.randn(40, 4), torch.zeros(40, dtype=torch.long))
+    with pytest.raises(SartorError, match="one model for each round"):
+        Material(lambda: nn.Linear(4, 2), data, budgets, plan, Learning(), None)

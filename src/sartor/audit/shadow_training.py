@@ -31,6 +31,7 @@ from sartor.run.sampling import Draw, PoissonSampler
 from sartor.run.stream import Stream, normal
 from sartor.sgd.loader import check_dataset
 from sartor.sgd.loss import Loss
+from sartor.sgd.one_model import refuse_members
 from sartor.sgd.optimizer import make
 from sartor.sgd.private import make_private, unwrap
 
@@ -66,6 +67,7 @@ class Material:
     ownership: Ownership | None = None
 
     def __post_init__(self) -> None:
+        refuse_members(self.plan)
         if isinstance(self.plan, Published):
             raise SartorError(REFUSED)
         check_dataset(self.dataset, self.budgets, self.ownership)
