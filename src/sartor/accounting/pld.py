@@ -241,7 +241,7 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
     most = MOST_POINTS if accuracy < PLANNING_ACCURACY else _MOST_WHILE_PLANNING if accuracy < GUESSING_ACCURACY else _MOST_WHILE_GUESSING
     tilt, steps = max(order - 1, 1e-3), atoms.steps
     log_tail = float(np.log(delta / steps) + _CUT)
-    grid, finest = _shared(atoms, float(np.sqrt(12 * accuracy * epsilon / (order * steps)))), 0.0
+    grid, finest = float(np.sqrt(12 * accuracy * epsilon / (order * steps))), 0.0
     best: _Evaluation | None = None
     seen: tuple[Composed | None, Composed | None] = (None, None)
     at = np.array([delta])
@@ -251,7 +251,7 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
             error = (tilt + 1) / 2 * sum(count * pair.spread for pair, count in pairs)
             finer = min(0.9 * grid * float(np.sqrt(accuracy * epsilon / max(error, 1e-300))), epsilon * _CELLS)
             if grid > 1.3 * max(finer, finest):
-                grid = max(_shared(atoms, finer), finest)
+                grid = max(finer, finest)
                 continue
             ways = ([(getattr(pair, way), count) for pair, count in pairs] for way in ("remove", "add"))
             remove, add = (_tilted(parts, grid, delta, tilt, most, before) for parts, before in zip(ways, seen, strict=True))
