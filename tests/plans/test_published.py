@@ -11,6 +11,8 @@ from torch.utils.data import TensorDataset
 import sartor
 from sartor.accounting import SampledGaussian, coins, noise_for
 from sartor.accounting import rounds as quick
+from sartor.errors import SartorError
+from sartor.federated.plan import FederatedPlan
 from sartor.plans.published import Published, published
 from sartor.sgd import fit_published
 from sartor.sgd import published as training
@@ -298,3 +300,12 @@ def test_nothing_of_a_sound_plan_follows_from_who_is_drawn():
     assert plans[0] == plans[1]
     taus = [tuple(one.threshold for one in made(4, seed=seed, threshold="adaptive").rounds) for seed in range(3)]
     assert len(set(taus)) > 1
+
+
+def test_neither_it_nor_a_document_stands_for_a_plan():
+    form = made(2, threshold=[0.8, 0.8])
+    with pytest.raises(SartorError, match=r"charged by a sartor\.Plan"):
+        FederatedPlan(form)
+    for plan in (form, form.to_json()):
+        with pytest.raises(SartorError):
+            sartor.fit(None, None, BUDGETS, plan)

@@ -69,6 +69,8 @@ class FederatedPlan:
     adaptive: AdaptiveClip | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.accounted, Plan):
+            raise SartorError("rounds are charged by a sartor.Plan: make one with sartor.federated.plan(budgets, ...).")
         if self.accounted.filter is not None:
             raise SartorError("a filter follows norms that no server sees: federated plans have none.")
         _ = self.accounted.noise  # refused where it differs from stage to stage: a round has the noise of the plan

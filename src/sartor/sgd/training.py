@@ -126,6 +126,8 @@ def fit(
     """
     if isinstance(plan, Published):
         raise SartorError(REFUSED)
+    if not isinstance(budgets, Budgets) or not isinstance(plan, Plan):
+        raise SartorError("fit takes model, dataset, budgets and plan, in this order: sartor.Budgets, and what sartor.plan makes of them.")
     refuse_members(plan)
     checks, how = evaluation or Evaluation(), execution or Execution()
     public = checks.public
