@@ -17,6 +17,9 @@ from rich.console import Console
 import sartor
 from sartor import Budgets, Ownership, confidential, federated, pate
 from sartor.allowed import Allowed
+from sartor.audit.canaries import Found, spread
+from sartor.audit.findings import findings
+from sartor.audit.scores import Scores
 from sartor.cli import main
 from sartor.cli.federate import _conclusion
 from sartor.cli.federate_settings import FederateSettings
@@ -27,6 +30,7 @@ from sartor.individual.request import Figures, Request
 from sartor.individual.reserve import Reserve
 from sartor.individual.statement import statement
 from sartor.pate.forecast import check_enough
+from sartor.report.audit import audit_page
 from sartor.report.demonstration import Trial, cells, demonstration_page
 from sartor.report.training import training_page
 from sartor.run.account import RunAccount
@@ -263,6 +267,62 @@ def test_no_surface_of_a_reserve_shows_what_three_people_allow(surface, plans, t
         assert not given_away(text), text
 
 
+# --- what an audit finds ---
+
+
+def attacked(plan):
+    """Scores of every group that say nothing."""
+    scores = Scores(np.arange(40.0), np.arange(40.0))
+    return findings("canary", dict.fromkeys(range(len(plan)), scores), plan)
+
+
+OF_AN_AUDIT = {
+    "audit: table and words": lambda budgets, plan: str(attacked(plan).table()) + attacked(plan).sentence(),
+    "audit: JSON": lambda budgets, plan: json.dumps(attacked(plan).to_json()),
+    "audit: repr": lambda budgets, plan: repr(attacked(plan)) + repr(attacked(plan).rows),
+    "audit: no scores": lambda budgets, plan: said(lambda: findings("canary", {}, plan)),
+    "audit: too few canaries": lambda budgets, plan: said(lambda: spread(plan, 1)),
+    "audit: canaries": lambda budgets, plan: repr(Found(spread(plan, 9), np.arange(9) % 2 == 0, np.ones(9), np.ones(9))),
+}
+
+
+@pytest.mark.parametrize("surface", OF_AN_AUDIT)
+def test_no_surface_of_an_audit_shows_what_three_people_allow(surface, plans):
+    for case, (budgets, plan) in plans.items():
+        text = OF_AN_AUDIT[surface](budgets, plan)
+        assert text
+        assert not given_away(text), (case, text)
+
+
+def test_no_page_of_an_audit_shows_what_three_people_allow(plans):
+    page = audit_page(attacked(plans["beside two groups", "uniform"][1]), title="t")
+    text = re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
+    assert len(text) < len(page)
+    assert not given_away(text), text
+
+
+@pytest.mark.parametrize(
+    "attack", [("replay", "--steps", "2", "--holders", "1"), ("canary", "--canaries", "60")], ids=lambda asked: asked[0]
+)
+@pytest.mark.parametrize("kind", ["train", "pate", "federate"])
+def test_the_command_audit_does_not_show_what_three_people_allow(kind, attack, command, tmp_path):
+    of_clients = kind == "federate"
+    file = consents(tmp_path / "consents.csv", people([5, 8], count=100 if of_clients else 1_437), "" if of_clients else "h")
+    settings = tmp_path / "settings.toml"
+    settings.write_text(f'command = "{kind}"\nbudgets = "{file}"\n{AUDITED[kind]}')
+    for more in ([], ["--json"]):
+        text = command("audit", settings, "--attack", *attack, *more)
+        assert "consistent" in text.lower()
+        assert not given_away(re.sub(r'"(auc|tpr_at_\S+|lower_bound|largest_move)": [\d.e-]+', "", text)), text
+
+
+AUDITED = {
+    "train": 'dataset = "digits"\nscheme = "uniform"\nsteps = 4\nbatch = 100\naccountant = "rdp"\n',
+    "pate": 'variant = "standard"\nteachers = 4\nworkers = 1\naggregator = "gnmax"\nnoise = 40\n',
+    "federate": 'dataset = "digits"\nclients = 100\nscheme = "uniform"\nrounds = 4\nper_round = 20\n',
+}
+
+
 # --- what is shown of a federated plan ---
 
 
@@ -383,9 +443,11 @@ def test_the_released_spend_of_an_ensemble_is_not_three_peoples_budget(tmp_path)
 # --- what commands show ---
 
 
-def consents(path, budgets):
+def consents(path, budgets, prefix="h"):
     pairs = zip(budgets.epsilon.tolist(), budgets.delta.tolist(), strict=True)
-    path.write_text("\n".join(["holder,epsilon,delta", *(f"h{i},{epsilon!r},{delta!r}" for i, (epsilon, delta) in enumerate(pairs))]))
+    path.write_text(
+        "\n".join(["holder,epsilon,delta", *(f"{prefix}{i},{epsilon!r},{delta!r}" for i, (epsilon, delta) in enumerate(pairs))])
+    )
     return path
 
 

@@ -4,6 +4,7 @@ the numbers that no run can go on with."""
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 from sartor.errors import SartorError
@@ -53,8 +54,9 @@ def several(count: int, thing: str) -> str:
 
 def check_seed(seed: int | None) -> None:
     """Refuse a seed that not every generator takes."""
-    if seed is not None and not 0 <= seed < 2**63:
-        raise SartorError(f"a seed must be 0 or more and below 2^63, not {seed}.")
+    whole = isinstance(seed, Integral) and not isinstance(seed, bool)
+    if seed is not None and not (whole and 0 <= seed < 2**63):
+        raise SartorError(f"a seed must be a whole number from 0 to 2^63 - 1, not {seed!r}.")
 
 
 def check_pace(lr: float, momentum: float) -> None:

@@ -80,3 +80,18 @@ def difference_from_by_hand(scheme: str = "scale", *, plan: sartor.Plan | None =
     """The largest difference in any parameter after three steps."""
     plan = planned(scheme) if plan is None else plan
     return float((trained(plan, lr=0.5, seed=11, **settings) - by_hand(plan, 11, 0.5)).abs().max())
+
+
+def lends_no_record_twice() -> bool:
+    """Whether everybody lends as many different records of theirs to a step as they may, and in time all that they have."""
+    everybody, seen = np.arange(HOLDERS), [set() for _ in range(HOLDERS)]
+    for step in range(300):
+        secret = int(Stream(5).generator("records", step).integers(2**64, dtype=np.uint64))
+        found, counts = owned().records_of(everybody, 3, secret)
+        if not (counts == np.minimum(owned().counts, 3)).all() or len(set(found.tolist())) != len(found) or len(found) != counts.sum():
+            return False
+        for holder, mine in enumerate(np.split(found, np.cumsum(counts)[:-1])):
+            if not (owned().of_record[mine] == holder).all():
+                return False
+            seen[holder].update(mine.tolist())
+    return [len(records) for records in seen] == owned().counts.tolist()

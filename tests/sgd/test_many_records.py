@@ -23,7 +23,7 @@ from sartor.sgd import run as running
 from sartor.sgd.gradients import Call, Formed, Implicit, Owners, PerExample, Product, rule
 from sartor.sgd.pieces import Draws, Piece
 from sartor_testing.layer_cases import CASES
-from sartor_testing.many_records import difference_from_by_hand, owned, planned, private, trained, visits
+from sartor_testing.many_records import difference_from_by_hand, lends_no_record_twice, owned, planned, private, trained, visits
 from sartor_testing.private_runs import HOLDERS, Stopped, dropping, flat, net, people, take, without_noise
 
 SAME = 1e-5
@@ -120,17 +120,7 @@ def test_rounding_lifts_nobody_who_is_split_over_pieces_above_their_clip():
 
 
 def test_a_holder_with_few_records_lends_none_twice_and_one_with_many_lends_different_ones():
-    draw = np.arange(HOLDERS)
-    seen = [set() for _ in range(HOLDERS)]
-    for step in range(300):
-        secret = int(Stream(5).generator("records", step).integers(2**64, dtype=np.uint64))
-        found, counts = owned().records_of(draw, 3, secret)
-        assert (counts == np.minimum(owned().counts, 3)).all()
-        assert len(set(found.tolist())) == len(found) == counts.sum()
-        for holder, mine in enumerate(np.split(found, np.cumsum(counts)[:-1])):
-            assert (owned().of_record[mine] == holder).all()
-            seen[holder].update(mine.tolist())
-    assert [len(records) for records in seen] == owned().counts.tolist()
+    assert lends_no_record_twice()
 
 
 def test_every_set_of_records_is_equally_likely():
@@ -439,67 +429,6 @@ def test_nothing_shows_whose_a_record_is():
     assert repr(owned()) == f"Ownership(60 holders, {len(owned())} records)"
     del iterator
     model.zero_grad()
-
-
-# -- faults put in on purpose
-
-
-def test_clipping_each_record_is_caught(monkeypatch):
-    right = Draws.pieces
-
-    def each(self, step):
-        for piece in right(self, step):
-            share = None if piece.shares is None else piece.shares[piece.owners.of_row]
-            yield Piece(step, piece.number, piece.indices, piece.clips_of_rows, piece.last, piece.seed, None, share)
-
-    monkeypatch.setattr(Draws, "pieces", each)
-    assert difference_from_by_hand() > SAME
-
-
-def test_drawing_holders_once_for_each_record_is_caught(monkeypatch):
-    plan, right = planned(steps=2000, clip=0.05), PoissonSampler.draw
-
-    def per_record(self, step):
-        draw = right(self, step)
-        coins = np.random.default_rng(step).random(HOLDERS) < 1 - (1 - plan.rate[plan.groups_of(people())]) ** owned().counts
-        indices = np.flatnonzero(coins)
-        return type(draw)(step, indices, np.full(len(indices), 0.05))
-
-    monkeypatch.setattr(PoissonSampler, "draw", per_record)
-    with pytest.raises(AssertionError):
-        test_holders_are_drawn_by_one_coin_each_whatever_they_lent()
-
-
-def test_dividing_by_records_is_caught(monkeypatch):
-    right = running.Run._noisy
-    share = HOLDERS / len(owned())
-    monkeypatch.setattr(running.Run, "_noisy", lambda self, sums, step: {n: v * share for n, v in right(self, sums, step).items()})
-    assert difference_from_by_hand() > SAME
-
-
-def test_counting_a_record_twice_is_caught(monkeypatch):
-    right = sartor.Ownership.records_of
-
-    def filled(self, holders, most=None, secret=0):
-        found, counts = right(self, holders, most, secret)
-        parts = np.split(found, np.cumsum(counts)[:-1])
-        return np.concatenate([np.resize(part, most or len(part)) for part in parts]), np.array([most or len(part) for part in parts])
-
-    monkeypatch.setattr(sartor.Ownership, "records_of", filled)
-    with pytest.raises(AssertionError):
-        test_a_holder_with_few_records_lends_none_twice_and_one_with_many_lends_different_ones()
-
-
-def test_clipping_a_split_holder_in_every_piece_is_caught(monkeypatch):
-    assert difference_from_by_hand(max_physical_batch=3) < SAME
-    right = Draws.pieces
-
-    def apart(self, step):
-        for piece in right(self, step):
-            yield Piece(step, piece.number, piece.indices, piece.clips, piece.last, piece.seed, piece.owners, piece.shares)
-
-    monkeypatch.setattr(Draws, "pieces", apart)
-    assert difference_from_by_hand(max_physical_batch=3) > SAME
 
 
 def test_a_rule_that_adds_rows_up_wrongly_fails_the_self_check(monkeypatch):

@@ -257,7 +257,8 @@ class PrivateFedAvg(Strategy):
             )
         ledger = self.ledger
         number = ledger.charge()
-        self._round = Round(ledger.plan, seen(self._stream, self._sampler.draw(number)), self._model, self._clip)
+        draw = seen(self._stream, self._sampler.draw(number))
+        self._round = Round(ledger.plan, draw, self._model, self._clip, charged=ledger.charged)
         self._token = secrets.token_hex(16)
         drawn = (client for client in self._round.drawn if client not in ledger.withdrawn)
         nodes = self._nodes.speaking(there)

@@ -97,6 +97,33 @@ class _Rounds:
         return cls(charged, withdrawn, written, str(said["clients"]), str(said["state"]))
 
 
+@dataclass(frozen=True, repr=False)
+class Begun:
+    """What `clients.json` says: what a run was begun with, by which clients."""
+
+    plan: FederatedPlan
+    keys: tuple[str, ...]
+    budgets: Budgets
+    settings: dict[str, Any]
+    seeded: bool
+
+    @classmethod
+    def of(cls, content: bytes) -> Begun:
+        """What a file says."""
+        said = json.loads(content)
+        keys, epsilon = tuple(said["keys"]), [from_json_number(value) for value in said["epsilon"]]
+        budgets = Budgets(epsilon, delta=said["delta"], holders=keys, reserve=said["reserve"])
+        return cls(FederatedPlan.from_json(said["plan"]), keys, budgets, dict(said["settings"]), bool(said["seeded"]))
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> Begun:
+        """What the run in a folder was begun with, for whoever looks and charges nothing: a server may be at work there."""
+        try:
+            return cls.of(read_private(Path(folder) / _CLIENTS))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise SartorError(f"{folder} holds no ledger that can be read.") from None
+
+
 class Ledger:
     """The account of a run over clients, in a folder. Close it, or use it in a `with` statement, to let another server have it."""
 
@@ -118,17 +145,9 @@ class Ledger:
     def _read(self) -> None:
         """What the files say, if they are of one run and of one moment of it."""
         content = read_private(self.folder / _CLIENTS)
-        document = json.loads(content)
-        self.plan = FederatedPlan.from_json(document["plan"])
-        self.keys: tuple[str, ...] = tuple(document["keys"])
-        self.budgets = Budgets(
-            [from_json_number(value) for value in document["epsilon"]],
-            delta=document["delta"],
-            holders=self.keys,
-            reserve=document["reserve"],
-        )
-        self.seeded = bool(document["seeded"])
-        self.settings: dict[str, Any] = dict(document["settings"])
+        begun = Begun.of(content)
+        self.plan, self.keys, self.budgets, self.settings = begun.plan, begun.keys, begun.budgets, begun.settings
+        self.seeded = begun.seeded
         self._group = self.plan.accounted.groups_of(self.budgets)
         self._written = read_private(self.folder / _ROUNDS)
         self._rounds = _Rounds.of(self._written)

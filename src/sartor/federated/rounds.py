@@ -35,10 +35,12 @@ class Released:
 class Round:
     """The answers of one round, added up as they come."""
 
-    def __init__(self, plan: FederatedPlan, draw: Draw, model: Named, clip: float) -> None:
+    def __init__(self, plan: FederatedPlan, draw: Draw, model: Named, clip: float, *, charged: int | None = None) -> None:
+        """A round for those who were drawn, from a model, at the clip in force; `charged` is how many rounds are, for whoever looks on."""
         if not 0 < clip < np.inf:
             raise SartorError(f"the clip of a round must be positive and finite, not {clip}.")
         self._plan, self._clip, self._step = plan, float(clip), draw.step
+        self._charged = charged
         self._model = {name: np.asarray(part) for name, part in model.items()}
         shares = draw.clips / plan.accounted.clip
         self._waiting = dict(zip(draw.indices.tolist(), shares.tolist(), strict=True))
@@ -82,6 +84,9 @@ class Round:
         """Close the round: the sums with their noise. Charge for the round before anyone can see it."""
         if self._released:
             raise SartorError("this round was released: a second release would show its sum under other noise.")
+        witness = witness_of(stream)
+        if witness is not None:
+            witness.stands(self._step, lambda: self._model)
         self._released = True
         self.events["silent"] = len(self._waiting)
         plan = self._plan
@@ -91,7 +96,6 @@ class Round:
         for name, total, size in zip(self._model, self._sums, sizes, strict=True):
             mean[name] = (total + noise[start : start + size].reshape(total.shape)) / plan.per_round
             start += size
-        witness = witness_of(stream)
         if witness is not None:
             mean = self._witnessed(witness, mean)
         self._sums = []
@@ -101,7 +105,7 @@ class Round:
         plan, unit = self._plan, self._clip / self._plan.accounted.clip
         bare = dict(zip(self._model, self._sums, strict=True))
         told = witness.released(
-            Bare(self._step, "updates", bare, mean, unit, plan.update_noise_multiplier * self._clip, plan.per_round, self._step + 1)
+            Bare(self._step, "updates", bare, mean, unit, plan.update_noise_multiplier * self._clip, plan.per_round, self._charged)
         )
         return {name: np.asarray(told[name]).reshape(part.shape) for name, part in mean.items()}
 
@@ -116,7 +120,7 @@ class Round:
         if witness is not None:
             before, after = {"count": np.array([self._bits])}, {"count": np.array([counted])}
             unit, over = 0.5 / plan.accounted.clip, plan.expected_share
-            told = witness.released(Bare(self._step, "count", before, after, unit, plan.count_noise, over, self._step + 1))
+            told = witness.released(Bare(self._step, "count", before, after, unit, plan.count_noise, over, self._charged))
             counted = float(told["count"][0])
         # not cut to [0, 1], which would push the clip of a high or low quantile away from it
         shorter = counted + 0.5

@@ -158,11 +158,15 @@ class Task:
 
     def trained(self, client: int, state: dict[str, Tensor], seed: int | None = None) -> dict[str, Tensor]:
         """The model after a client's training, from the server's."""
+        rows, (inputs, labels) = torch.from_numpy(self.rows[client]), self.data.train.tensors
+        return self.trained_on(inputs[rows], labels[rows], state, seed)
+
+    def trained_on(self, inputs: Tensor, labels: Tensor, state: dict[str, Tensor], seed: int | None = None) -> dict[str, Tensor]:
+        """The model after training as a client's on some rows."""
         model = self.network()
         model.load_state_dict(state)
-        rows, (inputs, labels) = torch.from_numpy(self.rows[client]), self.data.train.tensors
         how = {"epochs": self.settings.epochs, "batch": self.settings.batch, "lr": self.settings.lr}
-        found: dict[str, Tensor] = train_locally(model, inputs[rows], labels[rows], seed=seed, **how).state_dict()  # type: ignore[arg-type]
+        found: dict[str, Tensor] = train_locally(model, inputs, labels, seed=seed, **how).state_dict()  # type: ignore[arg-type]
         return found
 
     def accuracy(self, state: dict[str, Tensor]) -> float:

@@ -25,7 +25,7 @@ from sartor.pate.costs import Accountant, payable
 from sartor.pate.plan import PatePlan, whole
 from sartor.pate.rows import per_row, row_count
 from sartor.run.stream import Stream
-from sartor.run.witness import witness_of
+from sartor.run.witness import Poll, Test, witness_of
 
 Array = NDArray[np.float64]
 _BLOCK = 4096  # queries whose noise and counts are held at once
@@ -223,10 +223,12 @@ class Voting:
         part = slice(place, place + count)
         counts = _counts(self.votes[part], self.classes, weights)
         student = None if self.student is None else self.student[part]
-        passed = self._passed(counts, weights, student)
-        found = np.argmax(counts + self.noise.normal(0.0, self.plan.aggregator.noise, counts.shape), axis=1)
+        test = self._tested(counts, weights, student)
+        passed = np.ones(count, bool) if test is None else test.noisy > test.threshold
+        noisy = counts + self.noise.normal(0.0, self.plan.aggregator.noise, counts.shape)
+        found = np.argmax(noisy, axis=1)
         if self.witness is not None:
-            passed, found = self.witness.voted(place, counts, weights, passed, found)
+            passed, found = self.witness.voted(Poll(place, counts, noisy, weights, test, passed, found))
         otherwise = self.plan.aggregator.otherwise(student, count)
         self.labels[part] = np.where(passed, found, otherwise)
         self.asked[part], self.answered[part] = True, passed
@@ -250,12 +252,13 @@ class Voting:
             return weights
         return np.asarray(weights[:1, self.plan.begin] * self.plan.duplicates)
 
-    def _passed(self, counts: Array, weights: Array, student: Array | None) -> NDArray[np.bool_]:
+    def _tested(self, counts: Array, weights: Array, student: Array | None) -> Test | None:
+        """What is tested before an answer, if anything."""
         kind = self.plan.aggregator
         if not isinstance(kind, Confident):
-            return np.ones(len(counts), bool)
+            return None
         figure, threshold = kind.tested(counts, student, weights.sum(1) / self.plan.teachers)
-        return np.asarray(figure + self.noise.normal(0.0, kind.test_noise, len(counts)) > threshold)
+        return Test(figure, figure + self.noise.normal(0.0, kind.test_noise, len(counts)), threshold)
 
     def _run_by_votes(self, enough: float) -> None:
         """One query at a time, each at the cost that its votes give it."""

@@ -10,7 +10,7 @@ Breaks if: a seeded run is released.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -31,7 +31,8 @@ class Bare(NamedTuple):
     """One sum of a step before its noise, and what was made of it. Secret.
 
     `unit` times the clip that a holder was drawn with is how far that holder may move the sum; `deviation` is that of the noise, and `over`
-    what the noisy sum was divided by, as far as the mechanism itself says. `charged` is how many steps were charged when it left.
+    what the noisy sum was divided by, as far as the mechanism itself says. `charged` is how many steps were charged when it left, if
+    somebody counts them.
     """
 
     step: int
@@ -41,14 +42,43 @@ class Bare(NamedTuple):
     unit: float
     deviation: float
     over: float
-    charged: int
+    charged: int | None
+
+
+class Test(NamedTuple):
+    """What is compared with a threshold before queries are answered, without and with its noise. Secret."""
+
+    figure: Array
+    noisy: Array
+    threshold: Array
+
+
+class Poll(NamedTuple):
+    """Some queries of a voting, from a place on: counts of weighted votes, without and with noise, and what was made of them. Secret."""
+
+    place: int
+    counts: Array
+    noisy: Array
+    weights: Array
+    test: Test | None
+    passed: NDArray[np.bool_]
+    labels: NDArray[np.int64]
 
 
 class Witness(Protocol):
     """What an audit does while a mechanism runs."""
 
-    def stands(self, step: int, state: Mapping[str, Any]) -> None:
-        """What anybody may see before a step: parameters, buffers and gradients of the model."""
+    def reads(self, dataset: Any, collate: Any, ownership: Any) -> None:
+        """A run of SGD was made, which makes its batches of these; `ownership` says whose records are, if there are several of somebody."""
+
+    def overlooked(self) -> None:
+        """A private run began in another thread meanwhile; nothing of it is seen."""
+
+    def stands(self, step: int, see: Callable[[], Mapping[str, Any]]) -> None:
+        """A step is about to be taken; `see` gives what anybody may see of the model, whenever it is asked."""
+
+    def begins(self) -> None:
+        """The records of a step are there and the model's random numbers are set; what draws from here on is the model."""
 
     def drawn(self, draw: Draw) -> Draw:
         """Who takes part in a step, and with which clips; what it returns is what counts."""
@@ -56,18 +86,26 @@ class Witness(Protocol):
     def released(self, bare: Bare) -> Mapping[str, Array]:
         """A sum leaves; what it returns is what leaves."""
 
-    def voted(self, place: int, counts: Array, weights: Array, passed: NDArray[np.bool_], labels: NDArray[np.int64]) -> Any:
-        """Queries get their labels, from a place on: which passed the test, and the labels; what it returns is what they get."""
+    def voted(self, poll: Poll) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Queries get their labels: which passed the test, and the labels; what it returns is what they get."""
 
 
 _PRESENT: ContextVar[Witness | None] = ContextVar("witness", default=None)
+_EVERYWHERE: list[Witness] = []
 
 
 def witness_of(stream: Stream) -> Witness | None:
-    """Who looks on a mechanism with this stream; nobody, usually."""
+    """Who looks on a mechanism with this stream; nobody, usually.
+
+    Seeded runs in other threads are looked at as well, which whoever trains may have begun. Private ones there are left alone.
+    """
     found = _PRESENT.get()
     if found is not None and not stream.seeded:
         raise SartorError("only a seeded run can be looked at: give the seed of the audit to whatever trains (seed=).")
+    if found is None and _EVERYWHERE:
+        if stream.seeded:
+            return _EVERYWHERE[-1]
+        _EVERYWHERE[-1].overlooked()
     return found
 
 
@@ -81,7 +119,9 @@ def seen(stream: Stream, draw: Draw) -> Draw:
 def looked_at_by(witness: Witness) -> Iterator[None]:
     """Mechanisms that begin inside are looked at."""
     token = _PRESENT.set(witness)
+    _EVERYWHERE.append(witness)
     try:
         yield
     finally:
+        _EVERYWHERE.remove(witness)
         _PRESENT.reset(token)

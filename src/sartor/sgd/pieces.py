@@ -19,7 +19,7 @@ from sartor.ownership import Ownership
 from sartor.plans import Plan
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
-from sartor.run.witness import seen
+from sartor.run.witness import Witness
 from sartor.sgd.gradients import Owners
 from sartor.sgd.stretches import Stretches
 
@@ -67,6 +67,8 @@ class Draws:
     ownership: Ownership | None
     size: int | None
     stretches: Stretches | None = None
+    witness: Witness | None = None
+    """Who looked on when the run was made, in whatever thread it is run."""
 
     @property
     def owned(self) -> str | None:
@@ -80,7 +82,8 @@ class Draws:
         draw = self.sampler.draw(step)
         if self.stretches is not None:
             draw = self.stretches.within(draw)
-        draw = seen(self.stream, draw)
+        if self.witness is not None:
+            draw = self.witness.drawn(draw)
         seed = int(self.stream.generator("augmentation", step).integers(2**62))
         if not len(draw):
             yield Piece(step, 0, [0], torch.zeros(1), True, seed)

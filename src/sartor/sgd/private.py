@@ -20,6 +20,7 @@ from sartor.plans import Plan
 from sartor.plans.published import REFUSED, Published
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
+from sartor.run.witness import witness_of
 from sartor.sgd.check import Kept
 from sartor.sgd.gradients import Kernels, PerExample
 from sartor.sgd.gradients.modules import watched
@@ -36,7 +37,7 @@ from sartor.sgd.run import Run, check_parameters
 from sartor.sgd.stretches import Stretches
 
 _MARK = "_trained_privately"
-_ROUNDING = 1e-3  # of a clip
+ROUNDING = 1e-3  # of a clip
 
 
 def make_private(
@@ -123,7 +124,10 @@ def make_private(
         raise
     for parameter in model.parameters():
         setattr(parameter, _MARK, True)
-    draws = Draws(plan, sampler, source, ownership, size)
+    witness = witness_of(source)
+    if witness is not None:
+        witness.reads(dataset, collate, ownership)
+    draws = Draws(plan, sampler, source, ownership, size, witness=witness)
     loader = PrivateLoader(run, draws, dataset, collate=collate, workers=workers, pristine=pristine)
     if way is not None and loss is not None:
         measure = loss if isinstance(loss, Loss) else Loss(loss)
@@ -170,12 +174,15 @@ def needs_float64(plan: Plan) -> bool:
     """
     parts = plan.parts
     people = plan.holders[parts.group] * parts.inclusion * parts.rate
-    lowest = np.ones(len(plan)) if plan.filter is None else plan.filter.rungs[:, 0]
-    paid = parts.rate > 0
-    if not paid.any():
-        return False
     sums = np.bincount(parts.stage, weights=people * parts.clip)
-    return bool(2.0**-23 * sums.max() > _ROUNDING * (parts.clip * lowest[parts.group])[paid].min())
+    return bool(2.0**-23 * sums.max() > ROUNDING * smallest_paid(plan))
+
+
+def smallest_paid(plan: Plan) -> float:
+    """The smallest clip that somebody pays for, at the lowest rung of a filter; infinite where nobody takes part."""
+    parts = plan.parts
+    lowest = np.ones(len(plan)) if plan.filter is None else plan.filter.rungs[:, 0]
+    return float((parts.clip * lowest[parts.group])[parts.rate > 0].min(initial=np.inf))
 
 
 def unwrap(model: nn.Module, optimizer: PrivateOptimizer) -> nn.Module:

@@ -171,9 +171,11 @@ class Run:
             raise OutOfTurn(
                 f"this batch is of step {piece.step + 1} and not the next to come: iterate the loader anew, one iterator at a time."
             )
-        self._seed(piece)
         if self._witness is not None and not piece.number:
-            self._witness.stands(piece.step, self._seen())
+            self._witness.stands(piece.step, self._seen)
+        self._seed(piece)
+        if self._witness is not None:
+            self._witness.begins()
         for parameter in self.engine.parameters.values():
             parameter.grad = None
         self._piece = piece
@@ -290,14 +292,15 @@ class Run:
     def _seen(self) -> dict[str, Tensor]:
         """What anybody may see of the model between two steps."""
         gradients = {f"gradient of {n}": p.grad for n, p in self.engine.model.named_parameters() if p.grad is not None}
-        return {**{name: value for name, value in self.engine.model.state_dict().items() if isinstance(value, Tensor)}, **gradients}
+        kept = {name: value for name, value in self.engine.model.state_dict().items() if isinstance(value, Tensor)}
+        return {**dict(self.engine.model.named_buffers()), **kept, **gradients}
 
     def _witnessed(self, step: int, sums: dict[str, Tensor], noisy: dict[str, Tensor]) -> dict[str, Tensor]:
         assert self._witness is not None
-        bare, after = ({name: value.double().numpy() for name, value in values.items()} for values in (sums, noisy))
+        bare, after = ({name: value.detach().cpu().numpy().copy() for name, value in values.items()} for values in (sums, noisy))
         deviation, over = self.plan.noise_at(step), self.plan.batch
         told = self._witness.released(Bare(step, "gradients", bare, after, 1.0, deviation, over, self._steps))
-        return {name: torch.as_tensor(told[name], dtype=value.dtype).view(value.shape) for name, value in noisy.items()}
+        return {name: torch.tensor(told[name], dtype=value.dtype).view(value.shape) for name, value in noisy.items()}
 
 
 def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

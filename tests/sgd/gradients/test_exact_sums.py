@@ -42,7 +42,7 @@ def test_it_follows_from_the_plan_alone():
 
 
 def test_a_run_of_such_a_plan_adds_up_in_float64(monkeypatch):
-    monkeypatch.setattr("sartor.sgd.private._ROUNDING", 1e-9)
+    monkeypatch.setattr("sartor.sgd.private.ROUNDING", 1e-9)
     budgets = sartor.Budgets.from_groups([(1.0, 40), (4.0, 40)], delta=1e-3)
     plan = sartor.plan(budgets, steps=2, batch=20, accountant="rdp")
     data = TensorDataset(torch.randn(80, 3, 4), torch.zeros(80, dtype=torch.long))
