@@ -97,15 +97,20 @@ def test_everybody_found_and_nobody_else_is_a_large_epsilon():
     assert bound_at(apart, [0.5], 1e-5, 0.99) > 5
 
 
-@pytest.mark.parametrize("mechanism", [randomised_response, laplace, gaussian])
-def test_beside_the_formulas_of_jax_privacy_bounds_are_higher_and_no_oftener_wrong(mechanism):
-    # of bits, which are as far apart as they can be for theirs, the margin is small
-    repetitions, delta = 200 if mechanism is randomised_response else amount.examples(20, 200), KNOWN[mechanism]
+@pytest.mark.parametrize("one_sided", [True, False])
+@pytest.mark.parametrize("mechanism", [randomised_response, told_outright, laplace, gaussian])
+def test_beside_the_formulas_of_jax_privacy_bounds_are_higher_and_no_oftener_wrong(mechanism, one_sided):
+    bits = mechanism in (randomised_response, told_outright)  # as far apart as they can be for theirs: the margin is small
+    repetitions, delta = 200 if bits else amount.examples(20, 200), KNOWN[mechanism]
     drawn = repeated(mechanism, EPSILON, SIZE, repetitions)
-    ours = threshold_bounds(drawn, delta, CONFIDENCE)
-    theirs = np.array([membership.auditor_bonferroni(scores, delta, 1 - CONFIDENCE) for scores in drawn])
-    halves = np.array([membership.auditor_split(scores, delta, 1 - CONFIDENCE, np.random.default_rng(i)) for i, scores in enumerate(drawn)])
-    for other in (theirs, halves):
+    if bits and not one_sided:  # whose threshold is known beforehand
+        ours = np.array([bound_at(scores, [0.5], delta, CONFIDENCE) for scores in drawn])
+    else:
+        ours = threshold_bounds(drawn, delta, CONFIDENCE)
+    risk, generators = 1 - CONFIDENCE, map(np.random.default_rng, range(repetitions))
+    theirs = np.array([membership.auditor_bonferroni(scores, delta, risk, one_sided) for scores in drawn])
+    halves = [membership.auditor_split(scores, delta, risk, *own, one_sided) for scores, *own in zip(drawn, generators, strict=True)]
+    for other in (theirs, np.array(halves)):
         assert ours.mean() >= other.mean()
         assert (ours > EPSILON).sum() <= max((other > EPSILON).sum(), (1 - CONFIDENCE) * repetitions)
 
@@ -158,7 +163,7 @@ def test_the_probability_behind_a_rank_is_the_integral(above, rank, delta):
     others = np.arange(20) * 10
     found = np.concatenate([np.full(above, others[-rank] + 1), np.full(20 - above, -1)])
     risk = 0.01
-    epsilon = _refuted(found, others, np.array([rank]), delta, risk)
+    epsilon = _refuted(found, others, rank, delta, risk)
 
     def tail(rate):
         return stats.binom.sf(above - 1, 20, min(1.0, np.exp(epsilon) * rate + delta)) * stats.beta.pdf(rate, rank, 21 - rank)

@@ -1,4 +1,4 @@
-"""Canary clients: no plan is refuted where rounds are sound, and faults of clip, noise and groups are."""
+"""Canary clients: no plan is refuted where rounds are sound. What they refute is in tests/mutants."""
 
 import functools
 
@@ -7,12 +7,9 @@ import pytest
 
 import sartor
 from sartor import federated
+from sartor.audit.bounds import threshold_bound
 from sartor.audit.clients import client_attack
 from sartor.errors import SartorError
-from sartor.federated import rounds
-from sartor.federated.plan import FederatedPlan
-from sartor.plans import Plan
-from sartor_testing.clopper_pearson import lower_bounds
 
 DELTA = 1e-2
 MODEL = {"weight": np.zeros((32, 64), np.float32), "seen": np.array(3), "bias": np.zeros(64, np.float32)}
@@ -31,7 +28,7 @@ def planned(scheme="scale", adaptive=None):
 def bounds(plan, canaries=1000, **settings):
     """White box, then black box."""
     found = client_attack(MODEL, people(), plan, canaries=canaries, seed=3, **settings)
-    return lower_bounds(found.white_box, DELTA), lower_bounds(found.black_box, DELTA)
+    return [[threshold_bound(by_group[group], DELTA, 0.999) for group in range(2)] for by_group in (found.white_box, found.black_box)]
 
 
 ADAPTIVE = federated.AdaptiveClip(noise=5.0)
@@ -44,26 +41,6 @@ def test_no_federated_plan_is_refuted(scheme, adaptive):
     for strict, weak in bounds(planned(scheme, adaptive)):
         assert strict <= 1
         assert 0.3 < weak <= 8
-
-
-@pytest.mark.parametrize("adaptive", [None, ADAPTIVE])
-def test_a_clip_three_times_too_large_is_refuted(monkeypatch, adaptive):
-    right = rounds.clipped
-    monkeypatch.setattr(rounds, "clipped", lambda update, clip: right(update, 3 * clip))
-    assert bounds(planned("scale", adaptive), canaries=2000)[0][0] > 1
-
-
-def test_noise_too_low_is_refuted(monkeypatch):
-    right = FederatedPlan.update_noise_multiplier
-    monkeypatch.setattr(FederatedPlan, "update_noise_multiplier", property(lambda self: 0.3 * right.fget(self)))
-    white, black = bounds(planned())
-    assert min(white[0], black[0]) > 1
-
-
-def test_groups_by_another_order_than_that_of_budgets_are_refuted(monkeypatch):
-    right = Plan.groups_of
-    monkeypatch.setattr(Plan, "groups_of", lambda self, budgets: len(self) - 1 - right(self, budgets))
-    assert bounds(planned("sample"), canaries=2000)[0][0] > 1
 
 
 def test_real_clients_hide_nobody_from_whoever_knows_them():

@@ -1,21 +1,31 @@
 """Replay: every scheme moves sums by a clip at most, and what moves something else is named."""
 
+import logging
+import random
+import sys
+import threading
+import time
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 import sartor
 from sartor import federated, pate
+from sartor.audit import replay_ensemble as ensembles
 from sartor.audit.replay import Replayed, replay, without
+from sartor.audit.replay_ensemble import replay_ensemble
+from sartor.audit.replay_rounds import replay_rounds
 from sartor.audit.replay_votes import replay_votes
 from sartor.errors import SartorError
 from sartor.federated import AdaptiveClip
-from sartor.federated import rounds as rounds_module
 from sartor.federated.rounds import Round
 from sartor.federated.server import ServerOptimizer
 from sartor.pate.voting import Voting
@@ -23,6 +33,7 @@ from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
 from sartor.run.witness import looked_at_by, seen
 from sartor.sgd import fit_members
+from sartor.sgd.gradients.engine import PerExample
 from sartor_testing import private_runs as runs
 from sartor_testing.amount import examples, most_are_long
 
@@ -75,6 +86,9 @@ def test_nobody_moves_a_sum_by_more_than_their_clip_under_any_scheme(name):
         "holders_tried": 2,
         "largest_move": found.largest_move,
         "faults": [],
+        "unseen": [],
+        "ended": True,
+        "sensitive": True,
     }
 
 
@@ -205,7 +219,7 @@ def test_only_seeded_runs_are_looked_at():
     with pytest.raises(SartorError, match="only a seeded run"):
         replayed(train=lambda data, seed: unchecked(runs.planned(), data, None))
     _, optimizer, loader = runs.private(seed=None)
-    with looked_at_by(object()), pytest.raises(SartorError, match="only a seeded run"):
+    with looked_at_by(object()):  # which knows nothing of a run that was made before, in private
         next(iter(loader))
     assert optimizer.account().steps == 0
 
@@ -268,14 +282,6 @@ def test_no_client_moves_a_round_by_more_than_its_share_of_the_clip(adaptive):
     assert 0.99 < found.largest_move <= 1
 
 
-def test_an_update_that_is_clipped_array_by_array_is_named(monkeypatch):
-    plan = federated.plan(CLIENTS, "scale", rounds=4, per_round=10, accountant="rdp")
-    whole = rounds_module.clipped
-    monkeypatch.setattr(rounds_module, "clipped", lambda update, clip: ([whole([part], clip)[0][0] for part in update], 0.0))
-    found = replay(rounds_of(plan), LONG, CLIENTS, plan, holders=2)
-    assert "a sum moved by more than the clip" in " ".join(found.faults)
-
-
 PEOPLE = sartor.Budgets.from_shares([3, 1, 2], [0.2, 0.5, 0.3], holders=600, delta=1e-5, seed=1)
 
 
@@ -309,3 +315,407 @@ def test_votes_that_weigh_what_another_groups_should_are_named(monkeypatch):
     monkeypatch.setattr(Voting, "_row_sensitivity", lambda self, weights: self.plan.sensitivity[None])
     found = replay_votes(plan, votes_for(plan), 5)
     assert "a group is charged for less than its members moved." in found.faults
+
+
+SPLIT = sartor.Budgets.from_groups([(1.0, 100), (4.0, 60)], delta=1e-3)
+
+
+def learnt(teachers=None, variant="upsample", **settings):
+    """A replay of an ensemble of nearest neighbours."""
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(160, 3, generator=generator), torch.randint(0, 3, (160,), generator=generator))
+    data.tensors[0][7, 0] = 100
+    plan = pate.plan(SPLIT, variant, teachers=8, aggregator=pate.GNMax(noise=20))
+    made = teachers or pate.EstimatorTeachers(KNeighborsClassifier(1), workers=1, seed=0, progress=False)
+    return replay_ensemble(made, data, torch.randn(12, 3, generator=generator), 3, SPLIT, plan, **settings)
+
+
+@pytest.mark.parametrize("variant", ["standard", "upsample", "weight", "vanish"])
+def test_no_holder_reaches_other_teachers_than_their_own(variant):
+    found = learnt(variant=variant, holders=3)
+    assert found.verdict == "consistent", found.faults
+    assert (found.holders_tried, found.unseen) == (3, ())
+    assert 0.99 < found.largest_move <= 1 + 1e-9
+
+
+def test_holders_with_several_records_are_replayed_with_all_of_them():
+    owned = sartor.Ownership(np.arange(160) % 40, 40)
+    people = sartor.Budgets.from_groups([(1.0, 25), (4.0, 15)], delta=1e-3)
+    plan = pate.plan(people, "weight", teachers=8, aggregator=pate.GNMax(noise=20), ownership=owned)
+    data = TensorDataset(torch.randn(160, 3), torch.randint(0, 3, (160,)))
+    teachers = pate.EstimatorTeachers(KNeighborsClassifier(1), workers=1, seed=0, progress=False)
+    found = replay_ensemble(teachers, data, torch.randn(12, 3), 3, people, plan, ownership=owned, holders=[3])
+    assert found.verdict == "consistent", found.faults
+
+
+class Scaled(pate.EstimatorTeachers):
+    """Teachers whose records are scaled by all records, before they are dealt out."""
+
+    def taught(self, dataset, slices, queries, *given):
+        inputs, labels = dataset.tensors
+        spread = inputs.amax(0) - inputs.amin(0)
+        return super().taught(TensorDataset(inputs / spread, labels), slices, queries, *given)
+
+
+def test_teachers_that_share_a_scaler_are_named():
+    teachers = Scaled(KNeighborsClassifier(1), workers=1, seed=0, progress=False)
+    assert "teachers who were taught none of the holder's records vote otherwise without them." in learnt(teachers, holders=[7]).faults
+
+
+def test_records_with_more_teachers_than_planned_are_named(monkeypatch):
+    right = ensembles.partition
+
+    def doubled(*given, **options):
+        placed = right(*given, **options)
+        rows, of_row = np.append(placed.rows, placed.rows), np.append(placed.of_row, (placed.of_row + 1) % placed.teachers)
+        return type(placed)(placed.teachers, rows, of_row)
+
+    monkeypatch.setattr(ensembles, "partition", doubled)
+    faults = " ".join(learnt(variant="standard", holders=1).faults)
+    assert "more teachers than the plan says" in faults
+    assert "moved a count by more than the plan says" in faults
+
+
+def test_teachers_without_a_seed_cannot_be_taught_again():
+    with pytest.raises(SartorError, match="only teachers with a seed"):
+        learnt(pate.EstimatorTeachers(KNeighborsClassifier(1), workers=1, progress=False))
+    with pytest.raises(SartorError, match="places in the budgets"):
+        learnt(holders=[160])
+    with pytest.raises(SartorError, match="1 or more"):
+        learnt(holders=0)
+
+
+def test_rounds_are_looked_at_up_to_those_that_were_asked_for():
+    plan = federated.plan(CLIENTS, "scale", rounds=5, per_round=10, accountant="rdp")
+    assert replay(rounds_of(plan), LONG, CLIENTS, plan, holders=1, most_steps=2).steps == 2
+
+
+def test_a_server_that_follows_bare_answers_is_named():
+    """The model moves by what clients sent, beside what was released."""
+    plan = federated.plan(CLIENTS, "scale", rounds=4, per_round=10, accountant="rdp")
+    data = TensorDataset(torch.from_numpy(LONG["bias"]))
+
+    def answer(data, client, model, number):
+        model["bias"] += 1e-3 * data.tensors[0][client].numpy()
+        return {"bias": model["bias"] + data.tensors[0][client].numpy()}
+
+    class Moved(ServerOptimizer):
+        def step(self, mean):
+            return super().step({"bias": mean["bias"] + (self.handed["bias"] - self.start)})
+
+        @property
+        def model(self):
+            self.handed = super().model
+            self.start = self.handed["bias"].copy()
+            return self.handed
+
+    found = replay_rounds(answer, data, {"bias": np.zeros(3)}, CLIENTS, plan, server=Moved, holders=2)
+    assert "what anybody may see of the model between steps differs although the same was released." in found.faults
+
+
+# --- what is seen of a run beside its releases ---
+
+
+def trained(data, seed, plan=None, make=runs.net, each=lambda model, inputs, targets: None, **settings):
+    """A user's own loop, in which something is done with every batch."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = runs.planned("scale", 4) if plan is None else plan
+    settings = {"seed": seed, "check": False, **settings}
+    model, optimizer, loader = sartor.make_private(model, optimizer, data, runs.people(), plan, **settings)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(inputs), targets).backward()
+        each(model, inputs, targets)
+        optimizer.step()
+    return model, optimizer
+
+
+def calibrated(data, seed):
+    model, optimizer = trained(data, seed)
+    sartor.sgd.private.unwrap(model, optimizer)
+    with torch.no_grad():
+        next(model.parameters()).add_(1e-3 * data.tensors[0].mean())
+    return model
+
+
+def best(data, seed):
+    """The model as it was when the loudest record came first, or at the end."""
+    kept = {}
+
+    def keep(model, inputs, targets):
+        if not kept.get("loud"):
+            kept.update(loud=bool((inputs.abs() > 1e3).any()), state={name: value.clone() for name, value in model.state_dict().items()})
+
+    trained(data, seed, each=keep)
+    return kept["state"]
+
+
+def written(tmp_path, mode):
+    numbers = (str(i) for i in range(99))
+
+    def train(data, seed):
+        trained(data, seed)
+        path = tmp_path / next(numbers)
+        path.mkdir()
+        (path / "mean.txt").write_text(str(float(data.tensors[0].mean())))
+        (path / "mean.txt").chmod(mode)
+        return path
+
+    return train
+
+
+def total(data):
+    return float(data.tensors[0].sum())
+
+
+def louder(holder):
+    inputs, targets = (tensor.clone() for tensor in runs.records().tensors)
+    inputs[holder] = 1e4
+    return TensorDataset(inputs, targets)
+
+
+CHANNELS = {
+    "returned": calibrated,
+    "at the end": calibrated,
+    "what is returned": best,
+    "what is printed": lambda data, seed: print(total(data), file=sys.stderr) or trained(data, seed)[0],
+    "what is logged": lambda data, seed: logging.getLogger("mine").warning("%s", total(data)) or trained(data, seed)[0],
+    "what is warned of": lambda data, seed: warnings.warn(str(total(data)), stacklevel=1) or trained(data, seed)[0],
+}
+
+
+@pytest.mark.parametrize("words", CHANNELS)
+@pytest.mark.filterwarnings("always:")
+def test_whatever_follows_a_holder_beside_the_releases_is_named(words):
+    train = CHANNELS[words]
+    found = [replay(train, louder(holder), runs.people(), runs.planned("scale", 4), holders=[holder]) for holder in range(6)]
+    assert any(words in fault for one in found for fault in one.faults)
+
+
+def test_files_that_others_may_read_are_compared_where_their_path_is_returned(tmp_path):
+    names = {}
+    for mode in (0o644, 0o600):
+        (tmp_path / oct(mode)).mkdir()
+        train = written(tmp_path / oct(mode), mode)
+        names[mode] = " ".join(replay(train, runs.records(), runs.people(), runs.planned("scale", 4), holders=1).faults)
+    assert "a file that others may read" in names[0o644]
+    assert names[0o600] == ""
+
+
+def test_clocks_say_nothing_of_anybody():
+    def train(data, seed):
+        print("took", time.perf_counter())
+        model, _ = trained(data, seed)
+        return {"seconds": time.perf_counter(), "object": object(), "weights": model.state_dict(), "nothing": torch.tensor([torch.nan])}
+
+    found = replayed(train=train)
+    assert found.verdict == "consistent", found.faults
+    assert len(found.unseen) == 2
+    assert all("differs from run to run" in one for one in found.unseen)
+
+
+def test_a_result_of_fit_can_be_returned():
+    plan = runs.planned("scale", 4)
+    found = replay(lambda data, seed: runs.fitted(plan=plan, dataset=data, seed=seed), LOUD, runs.people(), plan, holders=1)
+    assert found.verdict == "consistent", found.faults
+
+
+def test_how_a_run_ends_must_not_follow_private_data():
+    def train(data, seed):
+        trained(data, seed)
+        if total(data) != total(LOUD):
+            raise ValueError("something of a record")
+
+    found = replayed(train=train)
+    assert "whether and how the run comes to its end follows the holder's records." in found.faults
+    assert "record " not in " ".join(found.faults).replace("holder's records", "")
+
+
+def test_an_error_of_the_first_run_is_the_users_own():
+    with pytest.raises(ZeroDivisionError):
+        replayed(train=lambda data, seed: 1 / 0)
+
+
+def test_training_that_is_never_the_same_is_refused():
+    generator = torch.Generator()
+
+    def train(data, seed):
+        moved = TensorDataset(data.tensors[0] + torch.randn(data.tensors[0].shape, generator=generator), data.tensors[1])
+        trained(moved, seed)
+
+    with pytest.raises(SartorError, match="not the same twice"):
+        replayed(train=train)
+
+
+def test_a_loop_that_tries_again_after_errors_is_stopped_all_the_same():
+    def train(data, seed):
+        for _ in range(3):
+            try:
+                return trained(data, seed)
+            except Exception:
+                continue
+        return None
+
+    plan = runs.planned("scale", 4)
+    found = replay(train, LOUD, runs.people(), plan, holders=1, most_steps=2)
+    assert (found.steps, found.ended, found.verdict) == (2, False, "consistent")
+
+
+class Cached(Dataset):
+    """Records that are kept once they were fetched."""
+
+    def __init__(self, tensors):
+        self.tensors, self.cache = tensors, {}
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def __getitem__(self, index):
+        return self.cache.setdefault(index, tuple(tensor[index] for tensor in self.tensors))
+
+
+def test_what_a_run_leaves_in_the_data_set_is_gone_in_the_next():
+    data, plan = Cached(LOUD.tensors), runs.planned("scale", 4)
+
+    def telling(data, seed):
+        print(float(sum(data[i][0].sum() for i in range(len(data)))))
+        trained(data, seed)
+
+    sound = replay(lambda data, seed: trained(data, seed)[0], data, runs.people(), plan, holders=2)
+    assert sound.verdict == "consistent", sound.faults
+    assert not data.cache
+    assert "what is printed follows" in " ".join(replay(telling, data, runs.people(), plan, holders=1).faults)
+
+
+def test_a_data_set_that_is_changed_in_place_is_as_it_was():
+    before = LOUD.tensors[0].clone()
+
+    def train(data, seed):
+        data.tensors[0].div_(50)
+        return trained(data, seed)[0]
+
+    assert replayed(train=train).verdict == "consistent"
+    assert torch.equal(LOUD.tensors[0], before)
+
+
+def test_labels_in_ascending_order_are_replaced_as_well():
+    order = LOUD.tensors[1].argsort()
+    data = TensorDataset(*(tensor[order] for tensor in LOUD.tensors))
+    replaced, missed = without(data, np.array([0]))
+    assert not missed
+    assert replaced.tensors[1][0] == data.tensors[1][1]
+    last, _ = without(data, np.array([len(data) - 1]))
+    assert last.tensors[1][-1] == data.tensors[1][0] != data.tensors[1][-1]
+
+
+def test_records_that_stay_as_they_were_are_told():
+    class Elsewhere(Cached):
+        rows = LOUD.tensors[1]
+
+        def __getitem__(self, index):
+            return self.tensors[0][index], self.rows[index]
+
+    holder = int((LOUD.tensors[1] != LOUD.tensors[1][0]).nonzero()[0])
+    _, missed = without(Elsewhere([LOUD.tensors[0]]), np.array([holder]))
+    assert missed == {"records in Elsewhere"}
+
+
+class Augmented(Cached):
+    def __init__(self, tensors, draw):
+        super().__init__(tensors)
+        self.draw = draw
+
+    def __getitem__(self, index):
+        return self.tensors[0][index] * self.draw(), self.tensors[1][index]
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), lambda: float(np.random.rand()), random.random])  # noqa: NPY002
+def test_records_that_are_changed_at_random_are_replayed_in_their_places(draw):
+    found = replay(lambda data, seed: trained(data, seed)[0], Augmented(LOUD.tensors, draw), runs.people(), runs.planned("scale", 4))
+    assert found.verdict == "consistent", found.faults
+
+
+def test_the_size_of_a_batch_is_seen_where_a_model_draws_random_numbers():
+    def train(data, seed):
+        return trained(data, seed, make=runs.dropping, each=lambda model, inputs, targets: print(len(targets)))[0]
+
+    found = replayed(train=train)
+    assert "what is printed follows the holder's records." in found.faults
+    assert any("sums of batches" in one for one in found.unseen)
+
+
+def test_a_filter_and_dropout_are_replayed_together():
+    plan = sartor.plan(runs.people(), "scale", steps=8, batch=20, clip=0.05, **{**LADDER, "filter": "renyi", "accountant": "rdp"})
+
+    def train(data, seed):
+        return sartor.fit(runs.dropping(), data, runs.people(), plan, seed=seed, progress=False).account.to_json()
+
+    found = replay(train, LOUD, runs.people(), plan, holders=4)
+    assert found.verdict == "consistent", found.faults
+
+
+def test_a_loop_in_a_thread_is_looked_at():
+    def train(data, seed):
+        model = runs.net()
+        model, optimizer, loader = runs.private(model, dataset=data, seed=seed)
+        thread = threading.Thread(target=runs.train, args=(model, optimizer, loader))
+        thread.start()
+        thread.join()
+        return runs.flat(model)
+
+    found = replayed(runs.planned(), train)
+    assert (found.verdict, found.steps) == ("consistent", runs.planned().steps)
+
+
+@pytest.mark.parametrize("batch", [0.02, runs.HOLDERS - 0.02])
+def test_batches_that_can_hardly_vary_are_not_too_even(batch):
+    plan = sartor.plan(runs.people(), "uniform", steps=20, batch=batch, accountant="rdp")
+    found = [replay(lambda data, seed: trained(data, seed, plan)[0], LOUD, runs.people(), plan, holders=1, seed=seed) for seed in range(3)]
+    assert [one.verdict for one in found] == ["consistent"] * 3
+
+
+def test_a_small_clip_beside_large_ones_is_held_to_its_own(monkeypatch):
+    people = sartor.Budgets.from_groups([(0.05, 30), (50.0, 30)], delta=1e-3)
+    plan = sartor.plan(people, "scale", steps=4, batch=50, accountant="rdp")
+    data = TensorDataset(LOUD.tensors[0][:60], LOUD.tensors[1][:60])
+    strict = float(plan.clips.min())
+    right = PerExample.open
+
+    def looser(self, clips, *rest):
+        return right(self, torch.where(clips < 2 * strict, 1.5 * clips, clips), *rest)
+
+    monkeypatch.setattr(PerExample, "open", looser)
+
+    def train(data, seed):
+        model = runs.net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        runs.train(*sartor.make_private(model, optimizer, data, people, plan, seed=seed, check=False))
+
+    found = replay(train, data, people, plan, holders=6)
+    assert "a sum moved by more than the clip of the holder who was zeroed." in found.faults
+    assert found.largest_move == pytest.approx(1.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("holders", [0, -1, [], [0.5], ["ann"]])
+def test_some_holder_must_be_tried(holders):
+    with pytest.raises(SartorError, match="holders"):
+        replayed(holders=holders)
+
+
+def test_rounds_whose_draws_nobody_saw_are_refused():
+    plan = federated.plan(CLIENTS, "scale", rounds=2, per_round=10, accountant="rdp")
+
+    def train(data, seed):
+        stream = Stream(seed)
+        draw = PoissonSampler(plan.accounted, CLIENTS, stream).draw(0)
+        Round(plan, draw, {"bias": np.zeros(3)}, plan.accounted.clip).release(stream)
+
+    with pytest.raises(SartorError, match="nobody was seen to be drawn"):
+        replay(train, LONG, CLIENTS, plan)
+
+
+def test_a_voting_without_queries_is_refused():
+    plan = pate.plan(PEOPLE, "weight", teachers=30, aggregator=KINDS[0])
+    with pytest.raises(SartorError, match="no query was asked"):
+        replay_votes(plan, np.zeros((0, 30), int), 5)

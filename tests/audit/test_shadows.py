@@ -15,10 +15,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sartor
+from sartor.audit import shadow_tasks as tasks
 from sartor.audit import shadows as making
 from sartor.audit.shadow_training import Learning, train_alone
 from sartor.audit.shadows import Shadows, coins, seed_of, train_shadows
-from sartor.audit.signals import by_holder, of_outputs, signals_of
+from sartor.audit.signals import NAMES, by_holder, of_outputs, signals_of
 from sartor.errors import SartorError
 from sartor.sgd.loss import Loss
 from sartor_testing.private_runs import HOLDERS, dropping, net, people, planned, records
@@ -51,7 +52,7 @@ def test_coins_and_seeds_are_those_of_more_models_as_well():
 
 
 @pytest.mark.parametrize(
-    ("models", "seed", "match"), [(3, 0, "in pairs"), (0, 0, "in pairs"), (4, -1, "0 or more"), (4, True, "whole number")]
+    ("models", "seed", "match"), [(3, 0, "in pairs"), (0, 0, "in pairs"), (4, -1, "whole number from 0"), (4, True, "whole number")]
 )
 def test_odd_numbers_and_seeds_that_are_none_are_refused(models, seed, match):
     with pytest.raises(SartorError, match=match):
@@ -172,13 +173,59 @@ def test_what_was_kept_is_not_trained_again_and_more_can_be_added(tmp_path, monk
     whole = made(models=10)
     made(models=8, folder=tmp_path / "kept")
     asked = []
-    right = making._carried_out
-    monkeypatch.setattr(making, "_carried_out", lambda task, beside: asked.extend(task.numbers) or right(task, beside))
+    right = tasks.carried_out
+    monkeypatch.setattr(tasks, "carried_out", lambda task, beside: asked.extend(task.numbers) or right(task, beside))
     found = made(models=10, folder=tmp_path / "kept")
     assert asked == [8, 9]
     assert np.array_equal(found.signals, whole.signals)
     made(models=10, folder=tmp_path / "kept")
     assert asked == [8, 9]
+
+
+def test_all_signals_are_kept_so_that_another_needs_no_new_models(tmp_path, monkeypatch):
+    population = TensorDataset(*(tensor[:7] for tensor in records(70).tensors))
+    asked = {name: made(population=population, signal=name) for name in NAMES}
+    made(population=population, folder=tmp_path / "kept")
+    monkeypatch.setattr(tasks, "carried_out", lambda *_: pytest.fail("nothing is to be trained"))
+    for name, alone in asked.items():
+        kept = made(population=population, signal=name, folder=tmp_path / "kept")
+        assert np.array_equal(kept.signals, alone.signals)
+        assert np.array_equal(kept.population, alone.population)
+    assert not np.array_equal(asked["logit"].signals, asked["loss"].signals)
+
+
+def test_only_losses_are_of_targets_that_are_no_classes():
+    data = TensorDataset(records().tensors[0], torch.randn(HOLDERS, 3))
+    learning = Learning(lr=0.1, loss=nn.functional.mse_loss)
+    assert made(dataset=data, learning=learning, signal="loss", models=2).signals.shape == (2, HOLDERS)
+    with pytest.raises(SartorError, match='take signal="loss"'):
+        made(dataset=data, learning=learning, models=2)
+
+
+ON_RAY = """
+import joblib, numpy, ray
+from functools import partial
+from ray.util.joblib import register_ray
+from sartor_testing.private_runs import net, people, planned, records
+from sartor.audit.shadows import train_shadows
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+register_ray()
+shadows = partial(train_shadows, net, records(), people(), planned(), models=16, seed=3, progress=False)
+with joblib.parallel_config("ray"):
+    there = shadows(workers=None)
+assert numpy.array_equal(there.signals, shadows(workers=1).signals)
+"""
+
+
+@pytest.mark.long
+def test_shadow_models_on_ray_show_what_those_here_do():
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'sartor[federated]'")
+    paths = os.pathsep.join(path for path in sys.path if path)
+    found = subprocess.run(
+        [sys.executable, "-c", ON_RAY], capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
 
 
 def others() -> dict[str, dict]:
@@ -192,7 +239,6 @@ def others() -> dict[str, dict]:
         "learning": {"learning": Learning(lr=0.25)},
         "targets": {"targets": range(59)},
         "population": {"population": records()},
-        "signal": {"signal": "logit"},
         "seed": {"seed": 4},
     }
 
@@ -230,7 +276,7 @@ def test_two_audits_do_not_work_in_one_folder(tmp_path):
 
 def test_an_audit_that_was_stopped_between_models_goes_on(tmp_path, monkeypatch):
     whole = made(make=dropping)
-    right, seen = making._carried_out, []
+    right, seen = tasks.carried_out, []
 
     def stopped(task, beside):
         if len(seen) == 2:
@@ -239,7 +285,7 @@ def test_an_audit_that_was_stopped_between_models_goes_on(tmp_path, monkeypatch)
         return right(task, beside)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(making, "_carried_out", stopped)
+        patch.setattr(tasks, "carried_out", stopped)
         made(make=dropping, folder=tmp_path / "kept")
     assert {"shadow-0", "shadow-1"} <= set(os.listdir(tmp_path / "kept"))
     (tmp_path / "kept" / ".shadow-2.0123456789abcdef").write_bytes(b"half")

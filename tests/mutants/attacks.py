@@ -10,20 +10,19 @@ from torch.utils.data import TensorDataset
 import sartor
 from mutants.machinery import Catcher
 from sartor import federated, pate
-from sartor.audit.bounds import threshold_bound
 from sartor.audit.canaries import canary_attack, together
 from sartor.audit.clients import client_attack
+from sartor.audit.findings import REPEATED, findings
 from sartor.audit.votes import vote_attack
 from sartor.pate.aggregators import Confident, GNMax
 
-CONFIDENCE, DELTA, HOLDERS, SEED = 0.999, 1e-2, 100, 3
+DELTA, HOLDERS, SEED = 1e-2, 100, 3
 MODEL = {"weight": np.zeros((32, 64), np.float32), "seen": np.array(3), "bias": np.zeros(64, np.float32)}
 
 
-def refutes(by_group, plan) -> bool:
-    """The verdict: whether some group's lower bound is above its epsilon, all of them together at the confidence."""
-    each = 1 - (1 - CONFIDENCE) / len(by_group)
-    return any(threshold_bound(scores, DELTA, each) > plan.epsilon[group] for group, scores in by_group.items())
+def refutes(scores, plan, bounds) -> bool:
+    """The verdict, at a confidence of 0.999."""
+    return findings("canary", scores, plan, confidence=0.999, bounds=bounds).verdict == "refuted"
 
 
 @functools.cache
@@ -47,7 +46,8 @@ def canaries(scheme, epsilon=(1.0, 8.0), count=1000, repetitions=1, steps=10, **
     def sees(plan):
         seeds = range(SEED, SEED + repetitions)
         found = [canary_attack(net, records(), people(*epsilon), plan, canaries=count, seed=seed, lr=0.5, check=False) for seed in seeds]
-        return refutes(together(found).white_box, plan)
+        everybody = together(found)
+        return refutes(everybody.white_box, plan, everybody.bounds)
 
     @functools.cache
     def planned():
@@ -62,7 +62,7 @@ def votes(variant, aggregator, repetitions=1000, queries=150) -> Catcher:
     everybody = functools.cache(lambda: sartor.Budgets(np.random.default_rng(1).permutation(np.repeat([1.0, 8.0], [60, 40])), delta=DELTA))
 
     def sees(plan):
-        return refutes(vote_attack(plan, everybody(), repetitions=repetitions, queries=queries, seed=SEED), plan)
+        return refutes(vote_attack(plan, everybody(), repetitions=repetitions, queries=queries, seed=SEED), plan, REPEATED)
 
     made = functools.cache(lambda: pate.plan(everybody(), variant, teachers=20, aggregator=aggregator))
     name = f"neighbours of an ensemble ({variant}{', tested' if aggregator.tests else ''})"
@@ -73,7 +73,8 @@ def clients(scheme, adaptive=None, count=1000) -> Catcher:
     """Canary clients in federated rounds."""
 
     def sees(plan):
-        return refutes(client_attack(MODEL, people(1.0, 8.0), plan, canaries=count, seed=SEED).white_box, plan.accounted)
+        found = client_attack(MODEL, people(1.0, 8.0), plan, canaries=count, seed=SEED)
+        return refutes(found.white_box, plan.accounted, found.bounds)
 
     @functools.cache
     def planned():

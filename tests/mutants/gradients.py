@@ -34,17 +34,18 @@ def ghost_norms_without_products_of_positions(patch):
 
 @mutant(replays.QUIET_SEQUENCES, quick=True)
 def bias_norms_wrong_for_three_dimensions(patch):
-    """Norms of biases are wrong for inputs of three dimensions, of which one position counts alone (opacus#751)."""
+    """Norms of biases are wrong for inputs of three dimensions: that of all products of positions, which is a square (opacus#751)."""
     right = registry._rules[nn.Linear]
 
-    def one_position(call):
+    def of_products(call):
         parts = right(call)
         if "bias" in parts and call.input.dim() == 3:
-            parts["bias"] = Formed(parts["bias"].gradients, lengths(call.gradient[:, 0]))
+            products = torch.einsum("npi,nqi->npq", call.gradient, call.gradient)
+            parts["bias"] = Formed(parts["bias"].gradients, lengths(products))
         return parts
 
-    patch.setitem(registry._rules, nn.Linear, one_position)
-    patch.setattr(registry, "_together", {*registry._together, one_position})
+    patch.setitem(registry._rules, nn.Linear, of_products)
+    patch.setattr(registry, "_together", {*registry._together, of_products})
 
 
 @mutant(replays.STEP, quick=True)
@@ -64,7 +65,7 @@ def clip_per_parameter_instead_of_global(patch):
 
 @mutant(replays.STEP, quick=True)
 def microbatch_sensitivity(patch):
-    """The means of pairs of people are clipped, and one person moves two of them (tensorflow/privacy#81)."""
+    """The means of pairs of people are clipped; who leaves changes every pair behind them (tensorflow/privacy#81)."""
     right = PerExample._sums_and_norms
 
     def in_pairs(self, thresholds, owners, noted, scale):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import sartor
-from mutants import attacks
+from mutants import attacks, replays
 from mutants.machinery import Catcher, catcher, mutant
 from sartor.errors import SartorError
-from sartor.pate import folder, voting
+from sartor.pate import folder, teachers, voting
 from sartor.pate.aggregators import Confident, GNMax
 from sartor.pate.build import plan
 from sartor.pate.plan import PatePlan
@@ -260,7 +260,7 @@ class Quieter:
         return (self.factor if self.tests or not of_tests else 1.0) * self.generator.normal(*given)
 
 
-@mutant(ANSWERS, TESTS)
+@mutant(ANSWERS, TESTS, replays.VOTES)
 def vote_noise_a_tenth_too_low(patch):
     """Answers and tests have 90 % of their noise."""
     right = Stream.generator
@@ -283,18 +283,79 @@ def vote_noise_halved(patch):
     voting_with(patch, 0.5)
 
 
-@mutant(TESTS, quick=True)
+@mutant(TESTS, replays.VOTES, quick=True)
 def teacher_threshold_noise_dropped(patch):
     """Whether teachers agree enough is decided without noise."""
 
-    def bare(self, counts, weights, student):
-        kind = self.plan.aggregator
-        if not isinstance(kind, Confident):
-            return np.ones(len(counts), bool)
-        figure, threshold = kind.tested(counts, student, weights.sum(1) / self.plan.teachers)
-        return np.asarray(figure > threshold)
+    right = voting.Voting._tested
 
-    patch.setattr(voting.Voting, "_passed", bare)
+    def bare(self, *given):
+        test = right(self, *given)
+        return None if test is None else test._replace(noisy=test.figure)
+
+    patch.setattr(voting.Voting, "_tested", bare)
+
+
+@mutant(replays.VOTES, quick=True)
+def one_noise_for_all_classes(patch):
+    """The same random number is added to the count of every class, so that labels follow the bare counts."""
+    right = voting.Voting.__init__
+
+    def alike(self, *given):
+        right(self, *given)
+        own = self.noise
+
+        class Alike:
+            def normal(self, mean, deviation, size):
+                numbers = own.normal(mean, deviation, size)
+                return np.broadcast_to(numbers[:, :1], size) if np.ndim(size) else numbers
+
+        self.noise = Alike()
+
+    patch.setattr(voting.Voting, "__init__", alike)
+
+
+@mutant(replays.VOTES)
+def labels_by_bare_counts(patch):
+    """Labels are the classes with most votes; noise is added to what nobody looks at."""
+    right = voting.Voting._ask
+
+    def asked(self, place, count, weights):
+        counts = voting._counts(self.votes[place : place + count], self.classes, weights)
+
+        class Bare:
+            def __getattr__(self, name):
+                return (lambda noisy, axis: np.argmax(counts, axis)) if name == "argmax" else getattr(np, name)
+
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(voting, "np", Bare())
+            return right(self, place, count, weights)
+
+    patch.setattr(voting.Voting, "_ask", asked)
+
+
+@mutant(replays.ENSEMBLE)
+def teachers_share_a_scaler(patch):
+    """Every teacher scales its inputs by what was learned from everybody's records."""
+    right = teachers.EstimatorTeachers.votes
+
+    def scaled(self, dataset, slices, queries):
+        moved = type(dataset)(dataset.tensors[0] - 50 * dataset.tensors[0].mean(0), *dataset.tensors[1:])
+        return right(self, moved, slices, queries)
+
+    patch.setattr(teachers.EstimatorTeachers, "votes", scaled)
+
+
+@mutant(replays.ENSEMBLE)
+def teachers_tell_of_all_records(patch):
+    """While teachers learn, a figure of everybody's records is printed."""
+    right = teachers.EstimatorTeachers.votes
+
+    def telling(self, dataset, slices, queries):
+        print("mean input:", float(dataset.tensors[0].mean()))
+        return right(self, dataset, slices, queries)
+
+    patch.setattr(teachers.EstimatorTeachers, "votes", telling)
 
 
 @mutant(attacks.WEIGHT, quick=True)

@@ -4,14 +4,19 @@ import contextlib
 import functools
 import tempfile
 
+import numpy as np
 import torch
+from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import sartor
 from mutants.machinery import Catcher
+from sartor import pate
 from sartor.audit.replay import replay
+from sartor.audit.replay_ensemble import replay_ensemble
+from sartor.audit.replay_votes import replay_votes
 from sartor.sgd.run import NotFinite
 from sartor_testing import many_records
 from sartor_testing import private_runs as runs
@@ -102,18 +107,58 @@ def stopped_and_resumed(plan, data, seed, **settings):
         return runs.fitted(checkpoints=sartor.Checkpoints(folder, resume=True), **settings).steps
 
 
+def votings(variant="weight") -> Catcher:
+    """A replay of a voting with a test before every answer."""
+
+    def sees(plan):
+        votes = np.random.default_rng(1).integers(5, size=(800, plan.teachers))
+        return replay_votes(plan, votes, 5).verdict == "refuted"
+
+    @functools.cache
+    def made():
+        people = sartor.Budgets.from_shares([3, 1, 2], [0.2, 0.5, 0.3], holders=600, delta=1e-5, seed=1)
+        return pate.plan(people, variant, teachers=30, aggregator=pate.Confident(noise=120.0, threshold=8, threshold_noise=150.0))
+
+    return Catcher(f"replay of a voting ({variant})", "replay", sees, made)
+
+
+@functools.cache
+def lenders():
+    return sartor.Budgets.from_groups([(1.0, 100), (4.0, 60)], delta=1e-3)
+
+
+def ensemble() -> Catcher:
+    """A replay of an ensemble that is taught again."""
+
+    def sees(plan):
+        generator = torch.Generator().manual_seed(1)
+        data = TensorDataset(torch.randn(160, 3, generator=generator), torch.randint(0, 3, (160,), generator=generator))
+        teachers = pate.EstimatorTeachers(KNeighborsClassifier(1), workers=1, seed=0, progress=False)
+        queries = torch.randn(60, 3, generator=generator)
+        return replay_ensemble(teachers, data, queries, 3, lenders(), plan, holders=4).verdict == "refuted"
+
+    made = functools.cache(lambda: pate.plan(lenders(), "weight", teachers=8, aggregator=pate.GNMax(noise=20.0)))
+    return Catcher("replay of an ensemble", "replay", sees, made)
+
+
+VOTES, ENSEMBLE = votings(), ensemble()
 STEP = replayed("replay of a user's loop")
 RESUMED = replayed("replay of a run that was stopped and resumed", train=stopped_and_resumed, holders=1)
 SEQUENCES = replayed("replay of a loop over sequences", sequences, make=Positions)
 QUIET_SEQUENCES = replayed("replay of a loop over sequences, where biases learn most", lambda: sequences(1e-3), make=Positions)
 NOT_FINITE = replayed("replay beside a record that is not finite", one_not_finite, holders=[12])
 PIECES = replayed("replay of a loop over physical batches", max_physical_batch=5)
-OWNED = replayed(
-    "replay of people with several records",
-    lambda: TensorDataset(many_records.visits().tensors[0] * 50, many_records.visits().tensors[1]),
-    lambda: many_records.planned(steps=STEPS, accountant="rdp"),
-    ownership=many_records.owned,
-)
+
+
+def of_owned(name, steps=STEPS, **settings) -> Catcher:
+    """A replay of people with several records."""
+    data = lambda: TensorDataset(many_records.visits().tensors[0] * 50, many_records.visits().tensors[1])  # noqa: E731
+    return replayed(name, data, lambda: many_records.planned(steps=steps, accountant="rdp"), ownership=many_records.owned, **settings)
+
+
+OWNED = of_owned("replay of people with several records")
+OWNED_LONGER = of_owned("replay of a longer loop of people with several records", 40)
+OWNED_PIECES = of_owned("replay of people with several records in physical batches", max_physical_batch=3)
 QUIETLY_EMPTY = replayed(
     "replay of a loop in which few are drawn",
     plan=functools.cache(lambda: sartor.plan(runs.people(), "scale", steps=20, batch=0.6, clip=0.05, accountant="rdp")),

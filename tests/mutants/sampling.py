@@ -68,8 +68,58 @@ def one_draw_for_all_steps(patch):
 
 
 @mutant(replays.MANY_STEPS)
-def neighbours_drawn_together(patch):
-    """Whoever is drawn brings the next holder along, by the same coin."""
+def each_draw_for_two_steps(patch):
+    """Who is drawn at a step is drawn at the next one, too."""
+    right = PoissonSampler.draw
+    patch.setattr(PoissonSampler, "draw", lambda self, step: dataclasses.replace(right(self, step - step % 2), step=step))
+
+
+def by_coins_of(patch, coin):
+    """Draw by coins that several people share, at everybody's own rate: `coin` says for each place whose coin counts."""
+    right = PoissonSampler._lay_out
+
+    def laid_out(self, of_holder, groups, parts, *rest):
+        right(self, of_holder, groups, parts, *rest)
+        self.rate_of, self.clip_of = parts.rate[of_holder], parts.clip[of_holder]  # the parts of one stage, in the order of groups
+
+    def draw(self, step):
+        tossed = np.random.default_rng([7, step]).random(self.holders)[coin(np.arange(self.holders))]
+        drawn = np.flatnonzero(tossed < self.rate_of)
+        return Draw(step, drawn, self.clip_of[drawn])
+
+    patch.setattr(PoissonSampler, "_lay_out", laid_out)
+    patch.setattr(PoissonSampler, "draw", draw)
+
+
+@mutant(replays.MANY_STEPS)
+def neighbours_share_a_coin(patch):
+    """Two holders who stand beside each other are drawn by one coin, at everybody's own rate."""
+    by_coins_of(patch, lambda place: place - place % 2)
+
+
+@mutant(replays.MANY_STEPS)
+def one_coin_for_everybody(patch):
+    """One coin a step says who is drawn, at everybody's own rate."""
+    by_coins_of(patch, lambda place: 0 * place)
+
+
+@mutant(replays.MANY_STEPS)
+def everybody_in_turn(patch):
+    """Everybody is drawn once before anybody is drawn again, in batches whose sizes vary as those of coins do."""
+
+    def draw(self, step):
+        sizes = np.random.default_rng(5).binomial(self.holders, 1 / 3, size=self.steps)
+        places = np.arange(sizes[:step].sum(), sizes[: step + 1].sum())
+        orders = [np.random.default_rng([5, turn]).permutation(self.holders) for turn in range(self.steps)]
+        indices = np.unique(np.concatenate(orders)[places])
+        return Draw(step, indices, np.full(len(indices), self._clips.min()))
+
+    patch.setattr(PoissonSampler, "draw", draw)
+
+
+@mutant(replays.MANY_STEPS)
+def whoever_is_drawn_brings_another(patch):
+    """Whoever is drawn brings the next holder along, by the same coin, so that rates are almost doubled."""
     right = PoissonSampler.draw
 
     def paired(self, step):

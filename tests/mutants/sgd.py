@@ -10,6 +10,7 @@ import torch
 from mutants import attacks, replays
 from mutants.machinery import Catcher, catcher, mutant
 from sartor.errors import SartorError
+from sartor.ownership import Ownership
 from sartor.run.account import RunAccount
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
@@ -18,10 +19,16 @@ from sartor.sgd import run as running
 from sartor.sgd.checkpoint import Checkpoint
 from sartor.sgd.gradients import PerExample
 from sartor.sgd.optimizer import PrivateOptimizer
-from sartor.sgd.pieces import Draws
+from sartor.sgd.pieces import Draws, Piece
+from sartor_testing import many_records
 from sartor_testing import private_runs as runs
 
 SAME = 1e-5
+
+
+@catcher("records that are lent", "test")
+def LENT():
+    return not many_records.lends_no_record_twice()
 
 
 def by_hand(scheme):
@@ -163,20 +170,19 @@ def noise_for_the_mean_accounted_as_for_the_sum(patch):
 
 @mutant(replays.PIECES)
 def accumulation_against_step_count(patch):
-    """Steps and pieces of batches are mistaken for each other: noise is that of a piece, of which a step has several (jax_privacy#234)."""
-    begin, right, pieces = running.Run.begin, running.Run._noisy, {}
+    """What is accumulated of a step leaves piece by piece, and the account counts the step once (jax_privacy#234)."""
+    right = running.Run.finish
 
-    def counting(self, piece):
-        pieces[piece.step] = piece.pieces
-        begin(self, piece)
+    def each_piece(self):
+        piece = self._piece
+        found = right(self)
+        if found is not None or piece is None:
+            return found
+        sums = dict(self._sums)
+        noisy = self._noisy(sums, piece.step)
+        return noisy if self._witness is None else self._witnessed(piece.step, sums, noisy)
 
-    def shared(self, sums, step):
-        bare = {name: value.double() / self.plan.batch for name, value in sums.items()}
-        noisy = right(self, sums, step)
-        return {name: (bare[name] + (value.double() - bare[name]) / pieces[step]).float() for name, value in noisy.items()}
-
-    patch.setattr(running.Run, "begin", counting)
-    patch.setattr(running.Run, "_noisy", shared)
+    patch.setattr(running.Run, "finish", each_piece)
 
 
 @mutant(replays.QUIETLY_EMPTY, EMPTY)
@@ -220,13 +226,15 @@ def observed_batch_as_divisor(patch):
 
 @mutant(replays.STEP)
 def denominator_from_the_size_of_the_data_set(patch):
-    """The sum is divided by the number of records, which is not what the plan states (opacus#571, #819)."""
-    right = running.Run._noisy
-    patch.setattr(
-        running.Run,
-        "_noisy",
-        lambda self, sums, step: {n: v * (self.plan.batch / self.records) for n, v in right(self, sums, step).items()},
-    )
+    """The divisor is the rate times how many different records there are, so that it follows who is there (opacus#571, #819)."""
+    right, made = running.Run._noisy, loading.PrivateLoader.__init__
+
+    def counting(self, run, draws, dataset, **settings):
+        made(self, run, draws, dataset, **settings)
+        run.there = len({tuple(row.tolist()) for row in dataset.tensors[0]}) / len(dataset)
+
+    patch.setattr(loading.PrivateLoader, "__init__", counting)
+    patch.setattr(running.Run, "_noisy", lambda self, sums, step: {n: v / self.there for n, v in right(self, sums, step).items()})
 
 
 # --- clips ---
@@ -281,6 +289,54 @@ def clip_per_record_instead_of_per_holder(patch):
         return right(self, step, records, np.ones_like(records), clips.repeat_interleave(torch.tensor(counts)), seed, size)
 
     patch.setattr(Draws, "_cut", one_by_one)
+
+
+@mutant(replays.OWNED_PIECES)
+def split_holder_clipped_in_every_piece(patch):
+    """A holder whose records do not fit into one physical batch is clipped in each of them."""
+    right = Draws.pieces
+
+    def apart(self, step):
+        for piece in right(self, step):
+            yield Piece(step, piece.number, piece.indices, piece.clips, piece.last, piece.seed, piece.owners, piece.shares)
+
+    patch.setattr(Draws, "pieces", apart)
+
+
+@mutant(replays.OWNED_LONGER)
+def holders_drawn_once_for_each_record(patch):
+    """Who lends more records is drawn more often."""
+    right = PoissonSampler.draw
+
+    def per_record(self, step):
+        draw, counts = right(self, step), many_records.owned().counts
+        coins = np.random.default_rng(step).random(self.holders) < 1 - (1 - 20 / self.holders) ** counts
+        indices = np.flatnonzero(coins)
+        return dataclasses.replace(draw, indices=indices, clips=np.full(len(indices), self._clips.min()))
+
+    patch.setattr(PoissonSampler, "draw", per_record)
+
+
+@mutant(replays.OWNED)
+def divided_by_records(patch):
+    """The sum over holders is divided by how many records they are expected to lend."""
+    right = running.Run._noisy
+    patch.setattr(
+        running.Run, "_noisy", lambda self, sums, step: {n: v * (runs.HOLDERS / self.records) for n, v in right(self, sums, step).items()}
+    )
+
+
+@mutant(LENT)
+def record_counted_twice(patch):
+    """Who has fewer records than a step takes lends some of them twice."""
+    right = Ownership.records_of
+
+    def filled(self, holders, most=None, secret=0):
+        found, counts = right(self, holders, most, secret)
+        parts = np.split(found, np.cumsum(counts)[:-1])
+        return np.concatenate([np.resize(part, most or len(part)) for part in parts]), np.array([most or len(part) for part in parts])
+
+    patch.setattr(Ownership, "records_of", filled)
 
 
 # --- charges, and what is seen ---

@@ -26,8 +26,9 @@ from sartor.numbers import check_seed
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-SHARES = (1 / 128, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
-"""Where thresholds stand: at the first score of a side, and where these shares of the side are beyond them."""
+RANKS = ((1, 0.05), (16, 0.1))
+SHARES = ((1 / 64, 0.45), (1 / 10, 0.2), (1 / 4, 0.2))
+"""Where thresholds stand, at ranks of a side or where a share of it is beyond them, and which part of the side's risk each has."""
 
 _BISECTIONS = 40
 
@@ -82,24 +83,27 @@ def threshold_bound(scores: Scores, delta: float, confidence: float, *, seed: in
         outside. Its FPR q is the k-th smallest of as many uniform numbers, which is Beta(k, outside - k + 1) whatever the distribution (the
         fact behind the limits of Clopper and Pearson), and given the scores outside the number of scores inside above it is binomial with
         a rate of at most min(1, e^epsilon q + delta). So the probability of so many or more is at most the mean of a binomial tail over
-        q, and an epsilon is refuted if that is at most (1 - confidence) / thresholds, over the thresholds of both ends (Bonferroni). The
-        second inequality is the first with the sides exchanged and the scores negated. The mean is a sum over intervals of q's quantiles
-        of the tail at their upper ends, which is not below it as the tail rises with q.
+        q, and an epsilon is refuted if that is at most the threshold's part of 1 - confidence, parts that add up to 1 over the thresholds
+        of both ends (Bonferroni). The second inequality is the first with the sides exchanged and the scores negated. The mean is a sum
+        over intervals of q's quantiles of the tail at their upper ends, which is not below it as the tail rises with q.
     Breaks if: the seed, which breaks ties, was chosen by the bound that it gives.
 
-    What to expect: of randomised response at epsilon 4, 1,000 scores on each side show some 3.4. Of a Gaussian at epsilon 4 and delta 1e-5
-    they show about a third, and no test by thresholds shows much more: sensitivity over noise is 0.92, and TPR reaches e^4 FPR + delta only
-    at a false positive rate of 1e-6. Where 1,000 scores can tell a rate from 0, above 1/1,000, even the true TPR is at most 15 times
-    the FPR, which is an epsilon of 2.7, and at the rates of some per cent that they tell within a fifth it is 4 to 6 times.
+    What to expect: of randomised response at epsilon 4, 1,000 scores on each side show some 3.4; if their one threshold is known
+    beforehand, `bound_at` shows 3.5. Of a Gaussian at epsilon 4 and delta 1e-5 they show about a third, and no test by thresholds shows
+    much more: sensitivity over noise is 0.92, and TPR reaches e^4 FPR + delta only at a false positive rate of 1e-6. Where 1,000 scores can
+    tell a rate from 0, above 1/1,000, even the true TPR is at most 15 times the FPR, which is an epsilon of 2.7, and at the rates of some
+    per cent that they tell within a fifth it is 4 to 6 times.
     """
     check_statement(delta, confidence)
     check_seed(seed)
     inside, outside = _places(scores, np.random.default_rng(seed))
-    above, below = _ranks(outside.size), _ranks(inside.size)
-    if not (above.size and below.size):
+    if not (inside.size and outside.size):
         return 0.0
-    risk = (1 - confidence) / (above.size + below.size)
-    return max(_refuted(inside, outside, above, delta, risk), _refuted(-outside, -inside, below, delta, risk))
+    above, below = _thresholds(outside.size), _thresholds(inside.size)
+    half = (1 - confidence) / 2
+    found = [_refuted(inside, outside, rank, delta, half * part) for rank, part in above.items()]
+    found += [_refuted(-outside, -inside, rank, delta, half * part) for rank, part in below.items()]
+    return max(found)
 
 
 def _places(scores: Scores, generator: np.random.Generator) -> tuple[Counts, Counts]:
@@ -110,38 +114,37 @@ def _places(scores: Scores, generator: np.random.Generator) -> tuple[Counts, Cou
     return places[: scores.inside.size], places[scores.inside.size :]
 
 
-def _ranks(size: int) -> Counts:
-    """The ranks of the thresholds on a side of this size."""
-    return np.unique([rank for rank in (1, *(round(share * size) for share in SHARES)) if 1 <= rank <= size]).astype(np.int64)
+def _thresholds(size: int) -> dict[int, float]:
+    """The ranks of the thresholds on a side of this size, and which part of the side's risk each has."""
+    found: dict[int, float] = {}
+    for rank, part in (*RANKS, *((round(share * size), part) for share, part in SHARES)):
+        own = min(max(1, rank), size)
+        found[own] = found.get(own, 0.0) + part
+    return found
 
 
-def _refuted(found: Counts, others: Counts, ranks: Counts, delta: float, risk: float) -> float:
-    """The largest epsilon refuted by how many places in `found` lie above the places of these ranks, from above, in `others`."""
+def _refuted(found: Counts, others: Counts, rank: int, delta: float, risk: float) -> float:
+    """The largest epsilon refuted by how many places in `found` lie above the place of this rank, from above, in `others`."""
     from scipy import special
 
-    above = found.size - np.searchsorted(np.sort(found), np.sort(others)[-ranks])
-    ranks, above = ranks[above > 0, None], above[above > 0, None]
-    if not above.size:
+    above = found.size - int(np.searchsorted(np.sort(found), np.sort(others)[-rank]))
+    if not above:
         return 0.0
     ends = _ends(risk)
-    rates = special.betaincinv(ranks, others.size - ranks + 1, ends)
+    rates = special.betaincinv(rank, others.size - rank + 1, ends)
     weights = np.diff(ends, prepend=0.0)
 
-    def refuted(epsilon: Array) -> NDArray[np.bool_]:
-        reached = np.minimum(np.exp(epsilon)[:, None] * rates + delta, 1.0)
-        return np.asarray(special.betainc(above, found.size - above + 1, reached) @ weights <= risk)
+    def refuted(epsilon: float) -> bool:
+        reached = np.minimum(math.exp(epsilon) * rates + delta, 1.0)
+        return bool(special.betainc(above, found.size - above + 1, reached) @ weights <= risk)
 
-    low, high = np.zeros(len(above)), -np.log(rates[:, 0])  # where every rate has reached 1, nothing is refuted
-    left = refuted(low)
+    low, high = 0.0, -float(np.log(rates[0]))  # where every rate has reached 1, nothing is refuted
+    if not refuted(low):
+        return 0.0
     for _ in range(_BISECTIONS):
-        rates, above, low, high = rates[left], above[left], low[left], high[left]
-        if not low.size:
-            return 0.0
         middle = (low + high) / 2
-        yes = refuted(middle)
-        low, high = np.where(yes, middle, low), np.where(yes, high, middle)
-        left = high > low.max()  # only thresholds that can still be the best
-    return float(low.max())
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
 
 
 def _ends(risk: float) -> Array:

@@ -9,8 +9,11 @@ Each canary takes part or not by a fair coin: one that does not is drawn all the
 of plans. White box, canaries are scored by the noisy sums, less what real holders have in them: whoever attacks one holder may know all
 others. Black box, by the model at the end and at the beginning alone.
 
-Breaks if: canaries are taken for independent repetitions where they are not. They share a run, so a bound from their scores that treats
-    them as repetitions is as good as their mutual influence is small; bounds for one run (`one_run`) need the coins alone, `included`.
+Guarantee: if the run is what its plan describes, white-box scores of canaries at right angles are independent, so that bounds for
+    independent scores hold (`evidence`). Bounds for one run (`one_run`) need the coins alone, which are the canaries' own, whatever the
+    run does; of canaries that are not at right angles, and of black-box scores, these are what holds. `Found.bounds` are those for
+    white-box scores.
+Breaks if: a run is chosen, or ended, by what canaries show.
 Not seen: how real gradients are formed and clipped, which replay looks at.
 """
 
@@ -29,6 +32,7 @@ from torch.utils.data import Dataset
 
 from sartor.audit.directions import Directions
 from sartor.audit.evidence import Evidence
+from sartor.audit.findings import AS_PLANNED, ONE_RUN, Kind
 from sartor.audit.scores import Scores
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
@@ -45,18 +49,25 @@ from sartor.sgd.stretches import Stretches
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
+MOST_RUNS = 20
+"""Runs over which canaries are spread at most."""
+
 Loop = Callable[[nn.Module, PrivateOptimizer, PrivateLoader], object]
 """A user's training loop: from what `make_private` returns to the end of the run."""
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Of each canary its group, whether it took part, and its scores: by all noisy sums (white box) and by the last model (black box)."""
+    """Of each canary its group, whether it took part, and its scores: by all noisy sums (white box) and by the last model (black box).
+
+    `independent` says whether white-box scores are, in a run that is what its plan describes.
+    """
 
     group: Indices = field(repr=False)
     included: NDArray[np.bool_] = field(repr=False)
     white: Array = field(repr=False)
     black: Array = field(repr=False)
+    independent: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in {"group": np.intp, "included": np.bool_, "white": np.float64, "black": np.float64}.items():
@@ -66,6 +77,11 @@ class Found:
     def white_box(self) -> dict[int, Scores]:
         """White-box scores, by group."""
         return self._by_group(self.white)
+
+    @property
+    def bounds(self) -> tuple[Kind, ...]:
+        """The kinds of bounds that hold for white-box scores."""
+        return AS_PLANNED if self.independent else ONE_RUN
 
     @property
     def black_box(self) -> dict[int, Scores]:
@@ -94,9 +110,17 @@ class Flock:
     @classmethod
     def of(cls, group: NDArray[np.integer], model: nn.Module, seed: int) -> Flock:
         """Canaries in these groups for all that is trained of a model, with fair coins."""
-        sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+        return cls.in_space(group, _sizes(model), seed)
+
+    @classmethod
+    def in_space(cls, group: NDArray[np.integer], sizes: Sequence[int], seed: int) -> Flock:
+        """Canaries in these groups, with fair coins, in the space of arrays of these sizes."""
         coins = np.random.default_rng([seed, 1]).random(len(group))
         return cls(immutable(group, np.intp), immutable(coins < 0.5, np.bool_), Directions(sizes, len(group), seed))
+
+    def found(self, evidence: Array, moved: Sequence[Array]) -> Found:
+        """The canaries, scored by the evidence of all sums and by how far the model moved."""
+        return Found(self.group, self.included, evidence, towards(self.directions, moved), self.directions.at_right_angles)
 
     def __len__(self) -> int:
         return len(self.group)
@@ -217,14 +241,16 @@ class Planted:
 
     def found(self) -> Found:
         """The canaries and their scores, from the steps taken so far and the model as it is."""
-        return Found(self._flock.group, self._flock.included, self.evidence, towards(self._flock.directions, self.moved))
+        return self._flock.found(self.evidence, self.moved)
 
 
 def together(found: Sequence[Found]) -> Found:
     """The canaries of several runs as those of one: where few can be in a run, as they would hide each other, many runs make many."""
     if not found:
         raise SartorError("there is no run whose canaries could be taken together.")
-    return Found(*(np.concatenate([getattr(one, name) for one in found]) for name in ("group", "included", "white", "black")))
+    group, included = (np.concatenate([getattr(one, name) for one in found]) for name in ("group", "included"))
+    white, black = (np.concatenate([getattr(one, name) for one in found]) for name in ("white", "black"))
+    return Found(group, included, white, black, all(one.independent for one in found))
 
 
 def towards(directions: Directions, moved: Sequence[Array]) -> Array:
@@ -274,26 +300,50 @@ def canary_attack(
 ) -> Found:
     """Train a new model under the plan with canaries in it, in a fresh seeded run, and find what its releases say of them.
 
+    More canaries than can be at right angles in the model's space are spread over several such runs, unless that would be very many.
     Optimizer and loss are as in `sartor.fit`; `loop` is a user's own, instead of the usual one. Where a plan has a model for each round
     (`adapdp`), one goes through all of them, so black-box scores are of no model that such a run releases. Other arguments are those of
     `sartor.make_private` (`ownership`, `collate`, `max_physical_batch`; `reduction` of a loop of one's own).
     """
-    with torch.random.fork_rng(devices=[]):
+    settings = private if loop is not None else {"reduction": "sum", **private}
+    measure = Loss(loss)
+    tracked = measure if plan.filter is not None or private.get("tracking") is not None else None
+    everybody = spread(plan, canaries)
+
+    def run(group: Indices, seed: int) -> Found:
         torch.manual_seed(seed)
         model = make_model()
         inner = make(optimizer, [p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
-        settings = private if loop is not None else {"reduction": "sum", **private}
-        measure = Loss(loss)
-        tracked = measure if plan.filter is not None or private.get("tracking") is not None else None
         with begun_anew():  # of a plan of several models as well: the sums that canaries are scored by follow draws, not models
             model, stepper, loader = make_private(model, inner, dataset, budgets, plan, loss=tracked, seed=seed, **settings)
         try:
-            planted = plant(loader, budgets, canaries=canaries, seed=seed)
+            planted = Planted(loader, budgets, Flock.of(group, loader.run.engine.model, seed))
             model.train()
             (usual_loop(measure) if loop is None else loop)(model, stepper, loader)
             return planted.found()
         finally:
             unwrap(model, stepper)
+
+    with torch.random.fork_rng(devices=[]):
+        return spread_over_runs(run, everybody, _sizes(make_model()), seed)
+
+
+def _sizes(model: nn.Module) -> list[int]:
+    """Those of the arrays that are trained."""
+    return [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+
+
+def spread_over_runs(run: Callable[[Indices, int], Found], group: Indices, sizes: Sequence[int], seed: int) -> Found:
+    """Canaries of these groups in as many runs as it takes for them to be at right angles; in one, if that are too many.
+
+    `run` makes one, from the groups of its canaries and a seed.
+    """
+    room = Directions.room(sizes)
+    runs = -(-len(group) // room) if room else 1
+    if not 1 < runs <= MOST_RUNS:
+        return run(group, seed)
+    seeds = np.random.SeedSequence(seed).generate_state(runs)
+    return together([run(group[number::runs], int(own)) for number, own in enumerate(seeds)])
 
 
 def usual_loop(measure: Loss) -> Loop:

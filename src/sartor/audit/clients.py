@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.audit.canaries import Flock, Found, extended, spread, towards
+from sartor.audit.canaries import Flock, Found, Indices, extended, spread, spread_over_runs
 from sartor.audit.directions import Directions
 from sartor.audit.evidence import Evidence
 from sartor.budgets import Budgets
@@ -27,7 +27,6 @@ from sartor.federated.plan import FederatedPlan
 from sartor.federated.rounds import Round
 from sartor.federated.server import Model, ServerOptimizer
 from sartor.federated.updates import Named
-from sartor.immutable import immutable
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
 
@@ -50,6 +49,7 @@ def client_attack(
 ) -> Found:
     """Run the plan's rounds from a model with canaries among the clients, in a fresh seeded run, and find what its releases say of them.
 
+    More canaries than can be at right angles in the model's space are spread over several such runs, unless that would be very many.
     `answer` trains real clients; without it they stay silent, which leaves rates, clips and noise as they are and is quick. `server` makes
     the server's optimizer from the model.
 
@@ -59,7 +59,26 @@ def client_attack(
     >>> client_attack({"weight": np.zeros((30, 10))}, budgets, federated.plan(budgets, rounds=3, per_round=20), canaries=50)
     Found(50 canaries in 2 groups)
     """
-    flock = _flock(model, plan, canaries, seed)
+    sizes = [array.size for array in _floating(model, model)]
+    if not sizes:
+        raise SartorError("the model has no floating-point array, so there is nothing that canaries could move.")
+
+    def run(group: Indices, seed: int) -> Found:
+        return _attacked(Flock.in_space(group, sizes, seed), model, budgets, plan, seed, answer, server)
+
+    return spread_over_runs(run, spread(plan.accounted, canaries), sizes, seed)
+
+
+def _attacked(
+    flock: Flock,
+    model: Named,
+    budgets: Budgets,
+    plan: FederatedPlan,
+    seed: int,
+    answer: Answer | None,
+    server: Callable[[Named], ServerOptimizer],
+) -> Found:
+    """One run with these canaries."""
     stream = Stream(seed)
     everybody, people = extended(plan.accounted, budgets, flock.group)
     sampler, optimizer = PoissonSampler(everybody, people, stream), server(model)
@@ -85,16 +104,7 @@ def client_attack(
         clip = released.clip
     end = _trained(optimizer.model, flock.directions)
     moved = [after - before for before, after in zip(begin, end, strict=True)]
-    return Found(flock.group, flock.included, evidence.total, towards(flock.directions, moved))
-
-
-def _flock(model: Named, plan: FederatedPlan, canaries: int, seed: int) -> Flock:
-    sizes = [array.size for array in _floating(model, model)]
-    if not sizes:
-        raise SartorError("the model has no floating-point array, so there is nothing that canaries could move.")
-    group = spread(plan.accounted, canaries)
-    coins = np.random.default_rng([seed, 1]).random(len(group))
-    return Flock(group, immutable(coins < 0.5, np.bool_), Directions(sizes, len(group), seed))
+    return flock.found(evidence.total, moved)
 
 
 def _floating(arrays: Named, of: Named) -> Sequence[Array]:

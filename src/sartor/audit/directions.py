@@ -46,6 +46,17 @@ class Directions:
         self._ends = np.cumsum(self.blocks)
         self._vectors = (_signs(self.count, total, random) / np.sqrt(total)).astype(np.float32)
 
+    @staticmethod
+    def room(sizes: Sequence[int]) -> int:
+        """How many can be at right angles in a model whose arrays have these sizes."""
+        coordinates = sum(len(places) for places in _places(tuple(sizes), np.random.default_rng(0)))
+        return coordinates if _can_be_at_right_angles(1, coordinates) else 0
+
+    @property
+    def at_right_angles(self) -> bool:
+        """Whether every two directions are at right angles to each other."""
+        return _can_be_at_right_angles(self.count, self.coordinates)
+
     @property
     def coordinates(self) -> int:
         """Coordinates in which directions are not zero."""
@@ -89,9 +100,13 @@ def _places(sizes: Sequence[int], random: np.random.Generator) -> list[Places]:
     return [np.sort(random.choice(size, int(count), replace=False)) for size, count in zip(sizes, counts, strict=True)]
 
 
+def _can_be_at_right_angles(count: int, total: int) -> bool:
+    return count <= total and not total & (total - 1)
+
+
 def _signs(count: int, total: int, random: np.random.Generator) -> NDArray[np.int8]:
     """Rows of random signs; where there are few enough, rows of a Hadamard matrix (Sylvester's) whose columns have random signs."""
-    if count > total or total & (total - 1):
+    if not _can_be_at_right_angles(count, total):
         return 1 - 2 * random.integers(2, size=(count, total), dtype=np.int8)
     signs = 1 - 2 * random.integers(2, size=total, dtype=np.int8)
     rows, columns = random.choice(total, count, replace=False), np.arange(total)

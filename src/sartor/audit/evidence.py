@@ -2,23 +2,31 @@
 
 A step is a Gaussian mixture to a canary: with its group's rate its direction, of its group's clip, is in the sum, else it is not; where a
 stage has coins of inclusion all its steps lie behind one more coin. Constants are those that the plan states. Steps in which a canary has
-no part by the plan, as its units are gone or its group is not in the stage, count as likely as not: all of them, or none. How much noise
-each array of a model really has is estimated from the sums themselves, so that noise which is missing somewhere makes the attack better.
+no part by the plan, as its units are gone or its group is not in the stage, count as likely as not: all of them, or none. Where an array of
+the model has less noise so far than the plan's noise ever leaves it, what it has is estimated from the sums themselves, so that noise which
+is missing somewhere makes the attack better.
 
-Any function of what a run shows is a fair attack, so that nothing here can make a true claim look broken; it can only be weak.
+Guarantee: if a run is what its plan describes, the ratios of canaries at right angles to each other are independent.
+Proof: at right angles their parts of a step's noise are independent, and so are their coins; a ratio is a function of a canary's own part
+    and coins, as long as every array counts with the plan's noise. Given what canaries add, the squares of an array are noncentral
+    chi-squared, so that they lie below the quantile of the noise's own at 1e-9 with at most this probability, for each array and step.
+Breaks if: there are more canaries than coordinates. Ratios are a fair attack all the same, as any function of what a run shows is, and
+    bounds for one run (`one_run`) hold.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import gammaincinv
 
 from sartor.individual.ladder import climb, fractions
 from sartor.plans import Plan, Stage
 
 Array = NDArray[np.float64]
 
-_PRIOR = 64.0  # coordinates at the planned noise that an estimate begins with: those of small arrays would be wild otherwise
+_NEVER = 1e-9  # how rarely the plan's noise is taken for less
+_PRIOR = 64.0  # coordinates at the planned noise that an estimate begins with
 
 
 class Evidence:
@@ -30,7 +38,7 @@ class Evidence:
     def __init__(self, plan: Plan, group: NDArray[np.integer], blocks: NDArray[np.integer]) -> None:
         self._plan, self._group = plan, np.asarray(group)
         self._blocks = np.asarray(blocks, float)
-        self._squares, self._seen = np.full(len(blocks), _PRIOR), np.full(len(blocks), _PRIOR)
+        self._squares, self._seen = np.zeros(len(blocks)), np.zeros(len(blocks))
         self._settled, self._open = np.zeros(len(self._group)), np.zeros(len(self._group))
         self._beyond = np.zeros(len(self._group))
         self._lengths = expected_clips(plan)
@@ -47,7 +55,8 @@ class Evidence:
             self._settled, self._open, self._stage = self._planned, np.zeros(len(self._group)), stage
         variance = self._plan.noise_at(step) ** 2
         self._squares, self._seen = self._squares + squares / variance, self._seen + self._blocks
-        precision = self._seen / self._squares / variance
+        less = self._squares < 2 * gammaincinv(self._seen / 2, _NEVER)
+        precision = np.where(less, (self._seen + _PRIOR) / (self._squares + _PRIOR), 1.0) / variance
         signal, power = dots @ precision, float(self._blocks @ precision / self._blocks.sum()) / 2
         rate, length = self._of_stage("rate"), self._lengths[step][self._group]
         there = (rate > 0) & (length > 0)

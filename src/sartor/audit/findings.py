@@ -1,21 +1,23 @@
 """What an attack found, group by group, beside what was promised: figures, lower bounds and a verdict.
 
-Guarantee: if every promise holds, the verdict is "refuted" with probability at most 1 - confidence.
+Guarantee: if every promise holds, the verdict is "refuted" by bounds that take nothing for granted with probability at most
+    1 - confidence; if the run is what its plan describes, by all bounds together.
 Proof: each row's bound exceeds its epsilon with probability at most its part of 1 - confidence, as its kind of bound is proved to
-    (`bounds`, `one_run`), and the parts add up (Bonferroni), over rows and kinds.
+    (`bounds`, `one_run`), and the parts add up (Bonferroni), over rows, kinds and attacks.
 Breaks if: scores come from runs that were chosen by what they show; the kind of bound is one that the attack's scores are not made for.
 
-Groups of fewer than ten holders stand in one row with others, whose claim is the largest epsilon and delta among them. All of it is
-sensitive where the data are.
+Groups of fewer than ten holders stand in one row with others, whose claim is the largest epsilon and delta among them. What was found is
+about the training records themselves, so it is sensitive unless it is said that these may be shown, as those of a set by name may.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sartor import confidential
 from sartor.audit.bounds import threshold_bound
@@ -25,31 +27,66 @@ from sartor.confidential import Shown
 from sartor.errors import SartorError
 from sartor.layout import Table
 from sartor.numbers import to_json_number
-from sartor.plans import Plan
 
 Bound = Callable[[Scores, float, float], float]
 """From scores, a delta and a confidence to a lower bound on epsilon."""
 
-ONE_RUN: tuple[Bound, ...] = (one_run_bound_of,)
+
+class Kind(NamedTuple):
+    """A kind of bound, and under which assumption it is above the truth as rarely as it says."""
+
+    bound: Bound
+    if_: str
+
+
+_PROMISED, _PLANNED = "every promise held", "the run were what its plan describes"
+
+ONE_RUN = (Kind(one_run_bound_of, _PROMISED),)
 """For members of one run who share it: whatever the mechanism does, their coins were their own."""
-REPEATED: tuple[Bound, ...] = (one_run_bound_of, threshold_bound)
-"""For members whose scores are independent, as those of canaries at right angles are under the mechanism that is claimed."""
+REPEATED = (Kind(threshold_bound, _PROMISED),)
+"""For scores of independent repetitions."""
+AS_PLANNED = (*ONE_RUN, Kind(threshold_bound, _PLANNED))
+"""For members of one run whose scores are independent if it is what its plan describes, as those of canaries at right angles are.
+
+A mechanism that reveals several of them together may keep its promise to each and be refuted all the same: it is not the planned one.
+"""
 
 _LOW = (0.001, 0.01)
 
 
+class Promised(Protocol):
+    """What a plan promises to whom: a plan of steps, the accounted one of federated rounds, or one of votes."""
+
+    @property
+    def epsilon(self) -> NDArray[np.float64]:
+        """Of each group."""
+
+    @property
+    def delta(self) -> NDArray[np.float64]:
+        """Of each group."""
+
+    @property
+    def view(self) -> confidential.View:
+        """The groups as they may be shown."""
+
+    def __len__(self) -> int:
+        """How many groups there are."""
+
+
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One group, or several small ones: what was promised, and what was found."""
+    """One group, or several small ones: what was promised, and what was found, which its repr does not show."""
 
     epsilon: Shown
     delta: Shown
-    claimed: float
+    claimed: float = field(repr=False)
     holders: int
-    lower_bound: float
-    auc: float
-    tpr: tuple[float, ...]
-    curve: Roc
+    lower_bound: float = field(repr=False)
+    if_: str = field(repr=False)
+    """What a bound above the claim is at odds with."""
+    auc: float = field(repr=False)
+    tpr: tuple[float, ...] = field(repr=False)
+    curve: Roc = field(repr=False)
 
     @property
     def refuted(self) -> bool:
@@ -66,11 +103,12 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What an attack found. Sensitive where the data are."""
+    """What an attack found, which is `sensitive` unless the training records may be shown; documents and pages say so."""
 
     attack: str
     confidence: float
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = field(repr=False)
+    sensitive: bool = True
 
     @property
     def verdict(self) -> str:
@@ -84,6 +122,7 @@ class Findings:
             "verdict": self.verdict,
             "confidence": self.confidence,
             "groups": [row.to_json() for row in self.rows],
+            **({"sensitive": True} if self.sensitive else {}),
         }
 
     def table(self) -> Table:
@@ -105,10 +144,11 @@ class Findings:
 
     def sentence(self) -> str:
         """The verdict in words."""
-        if self.verdict == "refuted":
+        at_odds = {row.if_ for row in self.rows if row.refuted}
+        if at_odds:
             return (
-                f"Refuted: the attack found more than was promised to somebody. If every promise held, this would happen in at most "
-                f"{1 - self.confidence:.2g} of such audits."
+                f"Refuted: the attack found more than was promised to somebody. If {_PROMISED if _PROMISED in at_odds else _PLANNED}, "
+                f"this would happen in at most {1 - self.confidence:.2g} of such audits."
             )
         return "Consistent: the attack found no more than was promised. That is no proof; a stronger attack may find more."
 
@@ -116,15 +156,18 @@ class Findings:
 def findings(
     attack: str,
     scores: Mapping[int, Scores],
-    plan: Plan,
+    plan: Promised,
     *,
     confidence: float = 0.99,
-    bounds: Sequence[Bound] = ONE_RUN,
+    bounds: Sequence[Kind] = ONE_RUN,
     counted: Mapping[int, Scores] | None = None,
+    attacks: int = 1,
+    sensitive: bool = True,
 ) -> Findings:
     """Figures and bounds from the scores of each group of a plan; groups without scores are left out.
 
     `counted` are the scores that bounds may be computed from, if those are fewer: figures such as AUC may pool runs that bounds may not.
+    `attacks` is how many share the confidence, where several look at one plan and any of them may refute it.
 
     >>> import sartor
     >>> budgets = sartor.Budgets.from_groups([(1.0, 60), (4.0, 40)], delta=1e-3)
@@ -135,33 +178,39 @@ def findings(
     """
     if not 0 < confidence < 1:
         raise SartorError(f"a confidence lies between 0 and 1, not at {confidence}.")
+    if attacks < 1:
+        raise SartorError(f"one attack at least shares the confidence, not {attacks}.")
     by = scores if counted is None else counted
     runs = [(row, [group for group in range(*row.indices(len(plan))) if group in scores]) for row in plan.view.rows()]
     told = [(row, groups) for row, groups in runs if groups]
     if not told:
         raise SartorError("there are no scores of any group of this plan.")
-    each = 1 - (1 - confidence) / (len(told) * len(bounds))
-    return Findings(attack, confidence, tuple(_row(plan, row, groups, scores, by, each, bounds) for row, groups in told))
+    each = 1 - (1 - confidence) / (len(told) * len(bounds) * attacks)
+    return Findings(attack, confidence, tuple(_row(plan, row, groups, scores, by, each, bounds) for row, groups in told), sensitive)
 
 
 def _row(
-    plan: Plan,
+    plan: Promised,
     row: slice,
     groups: Sequence[int],
     scores: Mapping[int, Scores],
     counted: Mapping[int, Scores],
     each: float,
-    bounds: Sequence[Bound],
+    bounds: Sequence[Kind],
 ) -> Row:
     pooled, fewer = (_together([source[group] for group in groups if group in source]) for source in (scores, counted))
     delta, view = float(plan.delta[row].max()), plan.view
-    known = pooled.inside.size and pooled.outside.size
+    known, claimed = pooled.inside.size and pooled.outside.size, float(plan.epsilon[row].max())
+    enough = fewer.inside.size + fewer.outside.size
+    found = [(kind.bound(fewer, delta, each) if enough else 0.0, kind.if_) for kind in bounds]
+    over = [if_ for bound, if_ in found if bound > claimed]
     return Row(
         epsilon=view.value(plan.epsilon, row),
         delta=view.value(plan.delta, row),
-        claimed=float(plan.epsilon[row].max()),
+        claimed=claimed,
         holders=view.people(row),
-        lower_bound=max(bound(fewer, delta, each) for bound in bounds) if fewer.inside.size + fewer.outside.size else 0.0,
+        lower_bound=max(bound for bound, _ in found),
+        if_=_PROMISED if _PROMISED in over or not over else _PLANNED,
         auc=auc(pooled) if known else 0.5,
         tpr=tuple(tpr_at(pooled, fpr) if known else 0.0 for fpr in _LOW),
         curve=roc(pooled) if known else Roc(np.array([0.0, 1.0]), np.array([0.0, 1.0])),

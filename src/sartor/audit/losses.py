@@ -8,7 +8,7 @@ that it was chosen by.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,7 +25,7 @@ class Success:
     """What one threshold achieves: the share of right guesses on the half that it was not chosen by, on how many scores, by how many it
     was chosen. Sensitive."""
 
-    accuracy: float
+    accuracy: float = field(repr=False)
     counted: int
     chosen_by: int
 

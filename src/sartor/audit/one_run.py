@@ -63,10 +63,12 @@ def f_dp_bound(correct: int, guesses: int, canaries: int, delta: float, confiden
         (mu-GDP), with probability at most 1 - confidence.
     Proof: let p_i be the probability of i correct guesses among g of m canaries, r_i = sum_{j >= i} j p_j / m and
         h_i = sum_{j >= i} (g - j) p_j / m. Turning one canary's coin turns a correct guess into a wrong one, so
-        r_i <= 1 - f(h_{i-1}) for the trade-off curve f (Mahloujifar, Melis and Chaudhuri 2024). If P[correct >= v] were t or more,
-        r_v and h_v would be at least those of t, all at v, and going down from v each h_{i-1} is at least what the inequality asks,
-        which gives p_{i-1} and r_{i-1}. If the probabilities then sum to more than 1, that is r_0 + h_0 > g / m, the curve is refuted with
-        t = 1 - confidence. For a Gaussian, h_{i-1} is at least Phi(Phi^-1(r_i) - mu).
+        r_i <= 1 - f(h_{i-1}) for the trade-off curve f (Mahloujifar, Melis and Chaudhuri 2024), for a Gaussian
+        h_{i-1} >= F(r_i) = Phi(Phi^-1(r_i) - mu). With T_k = P[correct >= k] one has m r_i = i T_i + sum_{k > i} T_k and
+        m h_{i-1} = (g - i + 1) T_{i-1} - sum_{k >= i} T_k, so that (g - i + 1) T_{i-1} >= m F(r_i) + sum_{k >= i} T_k. The right side
+        rises in every T_k. So if T_v were t or more, T_v, T_{v-1}, ... would by induction be at least those that begin with t, all at v,
+        and keep to equality, which the recursion computes. If these pass 1, that is r_0 + h_0 > g / m, the curve is refuted with
+        t = 1 - confidence.
     """
     _check_guesses(correct, guesses, canaries)
     check_statement(delta, confidence)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from sartor.audit.canaries import Flock, Found, Planted, towards, usual_loop
+from sartor.audit.canaries import Flock, Found, Planted, usual_loop
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.plans import Plan, Stage, plan
@@ -75,7 +75,7 @@ def published_attack(
             with np.errstate(divide="ignore"):
                 evidence += np.logaddexp(np.log1p(-share[group]), np.log(share[group]) + within.evidence)
             moved = [before + part for before, part in zip(moved, within.moved, strict=True)]
-    return Found(flock.group, flock.included, evidence, towards(flock.directions, moved))
+    return replace(flock.found(evidence, moved), independent=False)  # rounds share coins
 
 
 def _inner(form: Published, one: PublishedRound, real: int) -> Plan:

@@ -8,28 +8,41 @@ Both are witnesses (`sartor.run.witness`): they see seeded runs alone. What they
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sartor.ownership import Ownership
 from sartor.run.sampling import Draw
-from sartor.run.witness import Array, Bare
+from sartor.run.witness import Array, Bare, Poll
 
 Key = tuple[str, int]
 """The name of a sum and its step."""
+
+See = Callable[[], Mapping[str, Any]]
+"""Looks at what anybody may see of a model."""
+
+
+class Source(NamedTuple):
+    """What a run of SGD makes its batches of."""
+
+    dataset: Any
+    collate: Any
+    ownership: Ownership | None
 
 
 BESIDE = "gradient of "
 """How the names of gradients begin in what anybody may see of a model."""
 
 
-class Enough(Exception):
-    """As many steps as were wanted are on the tape."""
+class Enough(BaseException):
+    """As many steps as were wanted are on the tape: no error, which a loop might catch to try again."""
 
 
 def digest(state: Mapping[str, Any]) -> str:
@@ -62,77 +75,132 @@ class Tape:
         self.bare: dict[Key, Bare] = {}
         self.states: dict[int, list[tuple[str, str]]] = {}
         """How the model looked before a step, each time that it was taken."""
-        self.votes: dict[int, tuple[Array, Array, NDArray[np.bool_], NDArray[np.int64]]] = {}
+        self.polls: dict[int, Poll] = {}
         self.faults: list[str] = []
+        self.unseen = set[str]()
+        self.sources: list[Source] = []
+        """What the runs of SGD make their batches of."""
         self.is_random = False
-        """Whether something between draw and sum uses torch's random numbers, as dropout does."""
+        """Whether something between draw and sum uses the usual random numbers, as dropout does."""
         self._random: bytes | None = None
+        self._see: See = dict
+        self.end: str | None = None
+        """How the model looked when the run was over."""
 
     @property
     def steps(self) -> int:
         """Steps of which something was released."""
         return len({step for _, step in self.bare})
 
-    def stands(self, step: int, state: Mapping[str, Any]) -> None:
+    def reads(self, dataset: Any, collate: Any, ownership: Ownership | None) -> None:
+        """A run was made."""
+        self.sources.append(Source(dataset, collate, ownership))
+
+    def overlooked(self) -> None:
+        """A private run elsewhere."""
+        self.unseen.add("a private run that began in another thread meanwhile")
+
+    def stands(self, step: int, see: See) -> None:
         """Before a step."""
         if step >= self.most:
             raise Enough
         looks = self.states.setdefault(step, [])
-        looks.append(_looks(state))
+        looks.append(_looks(see()))
         if looks[0][0] != looks[-1][0]:
             self.faults.append("a step was taken twice, from different models.")
+        self.is_random = self.is_random or (self._random is not None and self._random != _random())
+        self._see = see
+
+    def begins(self) -> None:
+        """A step's records are there, and the model's random numbers are set."""
         self._random = _random()
+
+    def closes(self) -> None:
+        """The run is over."""
+        self.end = _looks(self._see())[0]
 
     def drawn(self, draw: Draw) -> Draw:
         """The coins of a step."""
         known = self.draws.setdefault(draw.step, draw)
         if not (np.array_equal(known.indices, draw.indices) and np.array_equal(known.clips, draw.clips)):
             self.faults.append("a step was drawn twice, with different coins or clips.")
+        self._random = _random()
         return draw
 
     def released(self, bare: Bare) -> Mapping[str, Array]:
         """A sum of a step."""
         self.is_random = self.is_random or (self._random is not None and self._random != _random())
+        self._random = None
         key = bare.name, bare.step
         known = self.bare.setdefault(key, bare)
-        if known is not bare and not np.array_equal(flat(known.sums), flat(bare.sums)):
+        if known is bare:
+            return known.released
+        if _shapes(known) != _shapes(bare):
+            self.faults.append("a step was taken by two models: every run of a plan spends all of it.")
+            return bare.released
+        if not np.array_equal(flat(known.sums), flat(bare.sums)):
             self.faults.append("two different sums left under the noise of one step, so their difference is bare.")
-        elif known is not bare and not np.array_equal(flat(known.released), flat(bare.released)):
+        elif not np.array_equal(flat(known.released), flat(bare.released)):
             self.faults.append("a sum left twice, each time under other noise.")
         return known.released
 
-    def voted(self, place: int, counts: Array, weights: Array, passed: NDArray[np.bool_], labels: NDArray[np.int64]) -> Any:
+    def voted(self, poll: Poll) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         """Queries."""
-        self.votes[place] = counts, weights, passed, labels
-        return passed, labels
+        self.polls[poll.place] = poll
+        return poll.passed, poll.labels
+
+
+Compare = Callable[[Bare, Bare], tuple[float, list[str]]]
+"""From a sum of the first run and the same of the second to by how much of their clip the holder moved it, and what is wrong."""
 
 
 class Playback:
     """The second run, in which everything of a holder's is zeroed: they are not drawn, or, `aligned`, drawn with a clip of 0.
 
     The latter leaves everybody where they were in the batch, so that random numbers of the model (dropout) stay those of the same people.
+    Sums are compared as they come, and not kept.
     """
 
-    def __init__(self, tape: Tape, holder: int, *, aligned: bool) -> None:
-        self._tape, self._holder, self._aligned = tape, holder, aligned
-        self.bare: dict[Key, Bare] = {}
-        self.votes: dict[int, tuple[Array, Array, NDArray[np.bool_], NDArray[np.int64]]] = {}
-        self.draws = 0
+    def __init__(self, tape: Tape, holder: int, *, aligned: bool, compare: Compare | None = None) -> None:
+        self._tape, self._holder, self._aligned, self._compare = tape, holder, aligned, compare
+        self.sums = set[Key]()
+        self.largest, self.moved = 0.0, list[str]()
+        """By how much of their clip the holder moved a sum at most, and what is wrong with sums."""
+        self.polls: dict[int, Poll] = {}
+        self.sources: list[Source] = []
         self._taken: Counter[int] = Counter()
+        self._see: See = dict
         self.faults: list[str] = []
 
-    def stands(self, step: int, state: Mapping[str, Any]) -> None:
+    def reads(self, dataset: Any, collate: Any, ownership: Ownership | None) -> None:
+        """A run was made."""
+        self.sources.append(Source(dataset, collate, ownership))
+
+    def overlooked(self) -> None:
+        """A private run elsewhere."""
+
+    def stands(self, step: int, see: See) -> None:
         """Before a step."""
         if step >= self._tape.most:
             raise Enough
         looks = self._tape.states.get(step, [])
         self._taken[step] += 1
-        if self._taken[step] > len(looks) or looks[self._taken[step] - 1] != _looks(state):
+        if self._taken[step] > len(looks) or looks[self._taken[step] - 1] != _looks(see()):
             self.faults.append("what anybody may see of the model between steps differs although the same was released.")
+        self._see = see
+
+    def begins(self) -> None:
+        """A step's records are there."""
+
+    def closes(self) -> None:
+        """The run is over."""
+        if self._tape.end != _looks(self._see())[0]:
+            self.faults.append("what anybody may see of the model at the end differs although the same was released.")
+        if self.sums != set(self._tape.bare):
+            self.faults.append("how many steps there are follows the holder's records.")
 
     def drawn(self, draw: Draw) -> Draw:
         """The coins of a step, without the holder's."""
-        self.draws += 1
         others, known = draw.indices != self._holder, self._tape.draws.get(draw.step)
         if known is not None:  # drawn ahead, beyond the tape
             there = known.indices != self._holder
@@ -140,29 +208,39 @@ class Playback:
                 self.faults.append("who else is drawn follows the holder's records.")
             elif not np.array_equal(known.clips[there], draw.clips[others]):
                 self.faults.append("other people's clips follow the holder's records.")
-        if self._aligned:
-            return Draw(draw.step, draw.indices, np.where(others, draw.clips, 0.0))
+        if self._aligned:  # as it was then: a holder with other records may have other rungs, or rest
+            then = draw if known is None else known
+            return Draw(then.step, then.indices, np.where(then.indices != self._holder, then.clips, 0.0))
         return Draw(draw.step, draw.indices[others], draw.clips[others])
 
     def released(self, bare: Bare) -> Mapping[str, Array]:
         """A sum of a step; what leaves is what left before."""
         key = bare.name, bare.step
-        self.bare[key] = bare
+        self.sums.add(key)
         known = self._tape.bare.get(key)
-        if known is None:
+        if known is None or _shapes(known) != _shapes(bare):
             self.faults.append("the run without the holder releases something else, or more often.")
             return bare.released
+        if self._compare is not None:
+            moved, found = self._compare(known, bare)
+            self.largest, self.moved = max(self.largest, moved), [*self.moved, *found]
         return known.released
 
-    def voted(self, place: int, counts: Array, weights: Array, passed: NDArray[np.bool_], labels: NDArray[np.int64]) -> Any:
+    def voted(self, poll: Poll) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         """Queries; their labels are what they were before."""
-        self.votes[place] = counts, weights, passed, labels
-        known = self._tape.votes.get(place)
-        if known is None or len(known[3]) != len(labels):
+        self.polls[poll.place] = poll
+        known = self._tape.polls.get(poll.place)
+        if known is None or len(known.labels) != len(poll.labels):
             self.faults.append("which queries are asked follows the holder's records.")
-            return passed, labels
-        return known[2], known[3]
+            return poll.passed, poll.labels
+        return known.passed, known.labels
+
+
+def _shapes(bare: Bare) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, np.shape(value)) for name, value in bare.sums.items()]
 
 
 def _random() -> bytes:
-    return torch.get_rng_state().numpy().tobytes()
+    """Where the usual generators are."""
+    numbers = np.random.get_state(legacy=False)  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes() + repr((numbers, random.getstate())).encode()

@@ -8,57 +8,61 @@ What is asserted, of every step:
 - the sum before noise moved by at most the clip that the *plan* has for the holder's budget (the rung, with a filter), and not at all
   where the holder was not drawn;
 - everybody else is drawn as before, with the clips of their own budgets;
-- the noise is the same with and without the holder, of the plan's deviation, independent between steps and arrays, and the divisor
-  is the plan's;
-- coins fall as often as the plan's rates say, and sizes of batches differ as those of coins do;
+- the noise is the same with and without the holder, of the plan's deviation in every place, and comes again nowhere (`noise`), and the
+  divisor is the plan's;
+- coins fall as those of people who each have their own do, at the plan's rates (`draws`);
 - units of a filter are enough for the rungs that were taken;
-- the step was charged when its sum left, and what the run shows, prints and returns is the same without the holder.
+- the step was charged when its sum left;
+- the model between steps and at the end, what the run prints, logs, warns of and returns, whether and how it ends, and files that others
+  may read, where it returns their path, are the same without the holder.
 
-Breaks if: what trains reads the holder's records from elsewhere than the data set that it is given; it is not repeatable under its seed. A
-    run that passes is consistent with its plan on these data and holders; only the proof says it of all.
+Breaks if: what trains reads the holder's records, or what it remembers of them, from elsewhere than the data set that it is given; what it
+    shows is never the same twice; it draws random numbers by generators that it makes itself. As far as this can be noticed, `unseen` says
+    so. A run that passes is consistent with its plan on these data and holders, as far as it was looked at (`most_steps`); only the proof
+    says it of all.
 """
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
+from sartor.audit.choice import chosen, whole
 from sartor.audit.judge import Judge
-from sartor.audit.record import Enough, Playback, Tape
+from sartor.audit.record import Tape
+from sartor.audit.twice import NOBODY, Train, Twice
+from sartor.audit.without import without
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.federated.plan import FederatedPlan
+from sartor.numbers import to_json_number
 from sartor.ownership import Ownership
 from sartor.plans import Plan
-from sartor.run.witness import looked_at_by
-from sartor.sgd.pristine import light
-from sartor.sgd.stores import stores
 
 MOST_STEPS = 50
 """Steps that are replayed, unless others are asked for."""
 
-Train = Callable[[Any, int], object]
-"""From a data set and a seed to whatever is shown afterwards: it trains a new model, by `sartor.fit` or a loop around `make_private`."""
-
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay found. `largest_move` is over the clip of the holder in question; `faults` name what broke, and nobody."""
+    """What a replay found. `largest_move` is over the clip of the holder in question; `faults` name what broke, and nobody.
+
+    It is `sensitive` unless the records may be shown.
+    """
 
     steps: int
     holders_tried: int
-    largest_move: float
-    faults: tuple[str, ...] = ()
-    unseen: tuple[str, ...] = ()
-    """Kinds of things in which a holder's records could not be replaced."""
+    largest_move: float = field(repr=False)
+    faults: tuple[str, ...] = field(default=(), repr=False)
+    unseen: tuple[str, ...] = field(default=(), repr=False)
+    """What could not be looked at: kinds of things in which a holder's records could not be replaced, or that are never the same twice."""
+    ended: bool = True
+    """Whether the run came to its end, or was stopped before: then nothing that it does at its end was seen."""
+    sensitive: bool = True
 
     @property
     def verdict(self) -> str:
@@ -67,8 +71,9 @@ class Replayed:
 
     def to_json(self) -> dict[str, Any]:
         """As a document."""
-        figures = {"steps": self.steps, "holders_tried": self.holders_tried, "largest_move": self.largest_move}
-        return {"attack": "replay", "verdict": self.verdict, **figures, "faults": list(self.faults)}
+        figures = {"steps": self.steps, "holders_tried": self.holders_tried, "largest_move": to_json_number(self.largest_move)}
+        seen = {"faults": list(self.faults), "unseen": list(self.unseen), "ended": self.ended}
+        return {"attack": "replay", "verdict": self.verdict, **figures, **seen, **({"sensitive": True} if self.sensitive else {})}
 
 
 def replay(
@@ -81,14 +86,18 @@ def replay(
     holders: int | Sequence[int] = 4,
     seed: int = 0,
     most_steps: int = MOST_STEPS,
+    random: bool = False,
+    sensitive: bool = True,
 ) -> Replayed:
     """Run `train(dataset, seed)`, and again for some holders with everything of theirs zeroed; what differs is compared with the plan.
 
-    `train` makes a new model, trains it under the plan with the seed that it is given, and returns what may be shown (an account, a text,
-    nothing). The data set of the second run has other people's records in the holder's places. `holders` are places in the budgets, or
-    how many shall be tried, of all groups in turn. After `most_steps` steps a run is stopped.
+    `train` makes a new model, trains it under the plan with the seed that it is given, and returns what may be shown: an account, the
+    model, a text, several of them, the path of a file or folder, of which others see what they may read, or nothing. The data set of the
+    second run has other people's records in the holder's places. `holders` are places in the budgets, or how many shall be tried, of all
+    groups in turn. After `most_steps` steps a run is stopped. `random` says that it draws random numbers which replay does not see, by
+    generators that it makes itself; then everybody stays in their places. `sensitive` says whether the records may not be shown.
 
-    >>> import sartor
+    >>> import sartor, torch
     >>> data = torch.utils.data.TensorDataset(torch.randn(60, 4), torch.randint(0, 2, (60,)))
     >>> budgets = sartor.Budgets.from_groups([(1.0, 30), (4.0, 30)], delta=1e-3)
     >>> plan = sartor.plan(budgets, steps=5, batch=20)
@@ -98,80 +107,32 @@ def replay(
     'consistent'
     """
     accounted = plan.accounted if isinstance(plan, FederatedPlan) else plan
-    tape, first = Tape(most_steps), _Shown()
-    _run(tape, train, dataset, seed, first)
+    group = accounted.groups_of(budgets)
+    chosen(holders, group, seed)  # refused before anything is trained
+    run = Twice(train, dataset, seed, Tape(whole(most_steps, "most_steps")), random=random)
+    tape = run.tape
     if not tape.bare:
         raise SartorError("nothing was released while the run was looked at: train must run the plan (sartor.fit, sartor.make_private).")
-    judge = Judge(tape, accounted, accounted.groups_of(budgets))
-    faults = [*tape.faults, *judge.of_the_run()]
-    chosen = judge.some(holders, seed) if isinstance(holders, int) else [int(holder) for holder in holders]
-    if any(not 0 <= holder < len(budgets) for holder in chosen):
-        raise SartorError(f"holders are places in the budgets, from 0 to {len(budgets) - 1}.")
-    largest, unseen = 0.0, set[str]()
-    for holder in chosen:
+    if not tape.draws:
+        raise SartorError("sums were released, but nobody was seen to be drawn: hand draws through sartor.run.witness.seen(stream, draw).")
+    run.refuse_other(ownership)
+    judge = Judge(tape, accounted, group)
+    faults, unseen, largest = [*tape.faults, *judge.of_the_run()], {*tape.unseen, *run.unseen}, 0.0
+    tried = chosen(holders, group, seed, judge.drawn)
+    for holder in tried:
         rows = np.array([holder]) if ownership is None else np.flatnonzero(ownership.of_record == holder)
         instead, missed = without(dataset, rows)
         unseen |= missed
-        again, shown = Playback(tape, holder, aligned=tape.is_random), _Shown()
-        _run(again, train, instead, seed, shown)
-        moved, found = judge.of_holder(again, holder)
-        largest = max(largest, moved)
-        faults += [*again.faults, *found, *shown.differs(first)]
-    return Replayed(tape.steps, len(chosen), largest, tuple(dict.fromkeys(faults)), tuple(sorted(unseen)))
-
-
-def without(dataset: Any, rows: NDArray[np.integer]) -> tuple[Any, set[str]]:
-    """The data set with other people's records in some places, and what could not be replaced in it."""
-    try:
-        found = stores(dataset, None)
-    except TypeError:  # no data set: whoever trains has the records elsewhere
-        return dataset, {type(dataset).__name__}
-    instead: dict[int, Any] = {}
-    for store in found.found:
-        own = [row for record in rows.tolist() if (row := store.row_of(int(record))) is not None]
-        order = np.arange(store.length)
-        others = np.setdiff1d(order, own)
-        if len(own) and len(others):
-            order[own] = others[np.arange(len(own)) % len(others)]
-            instead[id(store.value)] = store.take(order)
-    if not instead:
-        return dataset, found.unseen | {type(dataset).__name__}
-    return light(dataset, instead), found.unseen
-
-
-class _Shown:
-    """What anybody sees of a run: what it prints, and what it returns."""
-
-    def __init__(self) -> None:
-        self.printed, self.ended = io.StringIO(), False
-        self.returned: object = None
-
-    def differs(self, other: _Shown) -> list[str]:
-        if self.ended != other.ended:
-            return ["whether the run comes to its end follows the holder's records."]
-        found = ["what is printed follows the holder's records."] if self.printed.getvalue() != other.printed.getvalue() else []
-        if self.ended and _plain(self.returned) != _plain(other.returned):
-            found.append("what is returned follows the holder's records although the same was released.")
-        return found
-
-
-def _run(witness: Tape | Playback, train: Train, dataset: Any, seed: int, shown: _Shown) -> None:
-    with torch.random.fork_rng(devices=[]), looked_at_by(witness), redirect_stdout(shown.printed):
-        torch.manual_seed(seed)
-        try:
-            shown.returned = train(dataset, seed)
-            shown.ended = True
-        except Enough:
-            pass
-
-
-def _plain(value: Any) -> Any:
-    """Something that was returned, so that two of it can be compared."""
-    if hasattr(value, "to_json"):
-        value = value.to_json()
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return torch.as_tensor(value).tolist()
-    try:
-        return json.dumps(value, sort_keys=True)
-    except (TypeError, ValueError):
-        return repr(value)
+        for aligned in (True, False) if run.is_random else (False,):
+            compare = None if run.is_random and not aligned else judge.of_holder(holder)
+            again, shown = run.without(holder, instead, aligned=aligned, compare=compare)
+            if (again.faults or again.moved) and not faults:
+                run.check_repeatable(judge.of_holder(NOBODY))
+            seen, never = run.compared(shown, partial(run.without, holder, instead, aligned=aligned))
+            largest, unseen = max(largest, again.largest), unseen | never | run.elsewhere(again, instead, rows)
+            faults += [*again.faults, *again.moved, *seen]
+    if run.is_random:  # of smaller batches: others' random numbers are other ones, so sums say nothing, but all else must be the same
+        unseen.add("sums of batches without the holder, as others would draw other random numbers")
+    if run.remembers:
+        unseen.add("what train keeps from one run to the next")
+    return Replayed(tape.steps, len(tried), largest, tuple(dict.fromkeys(faults)), tuple(sorted(unseen)), run.first.ended, sensitive)

@@ -2,23 +2,30 @@
 
 Whatever a holder's records are, they reach a voting through the teachers that were taught them. So those teachers vote for another class in
 every query, which is the most that a record can do. Then the counts may move by what the plan says that a member moves, every row
-of the account must have been charged for what was really moved, and everything else is the same.
+of the account must have been charged for what was really moved, counts and tests have the noise of the plan and labels follow from what is
+noisy alone, and everything else is the same: which queries are asked, weights, noise, thresholds, the account, what is printed.
+
+Breaks if: counts are told elsewhere than to the witness of the voting.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sartor.audit.noise import faults_of_noise
 from sartor.audit.record import Playback, Tape
 from sartor.audit.replay import Replayed
+from sartor.audit.shown import Shown, compared
+from sartor.errors import SartorError
+from sartor.pate.aggregators import Confident
 from sartor.pate.plan import PatePlan
-from sartor.pate.rows import rows_of
 from sartor.pate.voting import Labels, aggregate
 from sartor.run.stream import Stream
-from sartor.run.witness import Array, looked_at_by
+from sartor.run.witness import Array, Poll, looked_at_by
 
 _ROUNDING = 1e-9
 
@@ -37,47 +44,111 @@ def replay_votes(
     >>> replay_votes(plan, np.random.default_rng(1).integers(5, size=(50, 30)), 5).verdict
     'consistent'
     """
-    given = np.asarray(votes)
-    tape = Tape(most=0)
-
-    def voted(witness: Tape | Playback, votes: NDArray[np.integer]) -> Labels:
-        with looked_at_by(witness):
-            return aggregate(plan, votes, classes, student=student, go_on=go_on, stream=Stream(seed))
-
-    first = voted(tape, given)
-    largest, faults = 0.0, [*tape.faults]
+    votings = Votings(plan, votes, classes, student=student, seed=seed, go_on=go_on)
     for group in range(len(plan)):
-        teachers = slice(int(plan.begin[group]), int(plan.begin[group]) + int(plan.duplicates[group]))
-        turned = given.copy()
-        turned[:, teachers] = (turned[:, teachers] + 1) % classes
-        again = Playback(tape, -1, aligned=False)
-        second = voted(again, turned)
-        moved, found = _compared(plan, group, tape, again, first)
-        largest = max(largest, moved)
-        faults += [*again.faults, *found]
-        if first.account.to_json() != second.account.to_json() or not np.array_equal(first.labels, second.labels):
-            faults.append("what is told of a voting follows the holder's records although the labels are the same.")
-    return Replayed(int(first.asked.sum()), len(plan), largest, tuple(dict.fromkeys(faults)))
+        votings.turn(np.arange(plan.duplicates[group]) + plan.begin[group], group)
+    return votings.found(len(plan))
 
 
-def _compared(plan: PatePlan, group: int, tape: Tape, again: Playback, labels: Labels) -> tuple[float, list[str]]:
+class Votings:
+    """A voting, and the same with some teachers turned, as often as is asked for. Sensitive throughout."""
+
+    def __init__(self, plan: PatePlan, votes: NDArray[np.integer], classes: int, *, student: Array | None, seed: int, go_on: bool) -> None:
+        self._plan, self._votes, self._classes = plan, np.asarray(votes), classes
+        self._student, self._seed, self._go_on = student, seed, go_on
+        self._tape, self._shown = Tape(most=0), Shown()
+        self._first = self._voted(self._tape, self._votes, self._shown)
+        if not self._first.asked.any():
+            raise SartorError("no query was asked, so there is nothing to replay: give queries, and a plan that pays for one at least.")
+        self.faults = [*self._tape.faults, *_of_noise(plan, list(self._tape.polls.values()), student)]
+        self.unseen = set[str]()
+        self._largest = 0.0
+
+    def _voted(self, witness: Tape | Playback, votes: NDArray[np.integer], shown: Shown) -> Labels:
+        with looked_at_by(witness), shown.looking():
+            how = {"student": self._student, "go_on": self._go_on}
+            found = aggregate(self._plan, votes, self._classes, **how, stream=Stream(self._seed))  # type: ignore[arg-type]
+        shown.returned([found.account, found.labels, found.asked, found.answered])
+        return found
+
+    def turn(self, teachers: NDArray[np.integer], group: int) -> None:
+        """Vote again with these teachers turned, who are all that a member of the group has records with."""
+        turned, again, shown = self._votes.copy(), Playback(self._tape, -1, aligned=False), Shown()
+        turned[:, teachers] = (turned[:, teachers] + 1) % self._classes
+        self._voted(again, turned, shown)
+
+        def once_more(votes: NDArray[np.integer]) -> Shown:
+            told = Shown()
+            self._voted(Playback(self._tape, -1, aligned=False), votes, told)
+            return told
+
+        moved, found = _compared(self._plan, teachers, group, self._tape, again, self._first)
+        seen, never = compared(self._shown, shown, control=lambda: once_more(self._votes), again=lambda: once_more(turned))
+        self._largest, self.unseen = max(self._largest, moved), self.unseen | never
+        self.faults += [*again.faults, *found, *seen]
+
+    def found(self, holders: int) -> Replayed:
+        """What so many holders showed."""
+        faults, unseen = tuple(dict.fromkeys(self.faults)), tuple(sorted(self.unseen))
+        return Replayed(int(self._first.asked.sum()), holders, self._largest, faults, unseen)
+
+
+def _of_noise(plan: PatePlan, polls: Sequence[Poll], student: Array | None) -> list[str]:
+    """Whether counts and the tests before answers had the noise of the plan, and labels and passes follow from what is noisy alone."""
+    kind, found = plan.aggregator, []
+    noise = np.concatenate([poll.noisy - poll.counts for poll in polls]) / kind.noise
+    for poll in polls:
+        passed = np.ones(len(poll.labels), bool)
+        if isinstance(kind, Confident):
+            own = None if student is None else student[poll.place : poll.place + len(poll.labels)]
+            figure, _ = kind.tested(poll.counts, own, poll.weights.sum(1) / plan.teachers)
+            if poll.test is None or not np.array_equal(figure, poll.test.figure):
+                return ["whether a query has an answer is not decided by the test of the plan."]
+            passed = poll.test.noisy > poll.test.threshold
+        if not (np.array_equal(passed, poll.passed) and np.array_equal(poll.noisy.argmax(1), poll.labels)):
+            found.append("labels, or whether there are any, follow from more than noisy counts.")
+    if kind.tests:
+        tests = np.concatenate([poll.test.noisy - poll.test.figure for poll in polls if poll.test is not None])
+        noise = np.column_stack([noise, tests / kind.test_noise])
+    return [*dict.fromkeys(found), *faults_of_noise(noise, [1] * noise.shape[1])]
+
+
+def _compared(
+    plan: PatePlan, teachers: NDArray[np.integer], group: int, tape: Tape, again: Playback, labels: Labels
+) -> tuple[float, list[str]]:
     """The largest move of a group's member over what they may, and what is wrong."""
     found, largest, owed = [], 0.0, 0.0
-    row = rows_of(plan)[group].start
+    row = int(teachers[0]) if plan.rests else group  # where teachers rest, each has a row of its own
     kind = plan.aggregator
-    for place in sorted(set(tape.votes) & set(again.votes)):
-        (counts, weights, passed, _), (others, others_weights, _, _) = tape.votes[place], again.votes[place]
-        if counts.shape != others.shape or not np.array_equal(weights, others_weights):
+    for place in sorted(set(tape.polls) & set(again.polls)):
+        first, second = tape.polls[place], again.polls[place]
+        if first.counts.shape != second.counts.shape or not np.array_equal(first.weights, second.weights):
             return math.inf, ["weights, or how many queries are asked, follow the holder's records."]
-        moved = np.linalg.norm(counts - others, axis=1) / math.sqrt(2)
-        allowed = weights[:, plan.begin[group]] if plan.rests else np.full(len(moved), float(plan.sensitivity[group]))
+        if not (_alike(first.noisy - first.counts, second.noisy - second.counts, kind.noise) and _tests_are_alike(first, second, plan)):
+            found.append("the noise of votes, or the threshold of a test, follows the holder's records.")
+        moved = np.linalg.norm(first.counts - second.counts, axis=1) / math.sqrt(2)
+        allowed = first.weights[:, row] if plan.rests else np.full(len(moved), float(plan.sensitivity[group]))
         over = moved > allowed * (1 + _ROUNDING) + _ROUNDING
         if over.any():
             found.append("a holder moved a count by more than the plan says of their group.")
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = np.where(moved > 0, moved / allowed, 0.0)
         largest = max(largest, float(shares.max(initial=0.0)))
-        owed += float(np.sum(moved**2 * (1 / kind.test_noise**2 + passed * 2 / kind.noise**2)))
+        owed += float(np.sum(moved**2 * (1 / kind.test_noise**2 + first.passed * 2 / kind.noise**2)))
     if owed > float(labels.account.cost[row]) * (1 + 1e-6):
         found.append("a group is charged for less than its members moved.")
     return largest, found
+
+
+def _tests_are_alike(first: Poll, second: Poll, plan: PatePlan) -> bool:
+    """Whether the tests of both worlds have the same noise and threshold."""
+    one, other = first.test, second.test
+    if one is None or other is None:
+        return one is other
+    return _alike(one.noisy - one.figure, other.noisy - other.figure, plan.aggregator.test_noise) and np.array_equal(
+        one.threshold, other.threshold
+    )
+
+
+def _alike(one: Array, other: Array, deviation: float) -> bool:
+    return bool(np.all(np.abs(one - other) <= 1e-6 * deviation))

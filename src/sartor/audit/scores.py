@@ -9,7 +9,7 @@ Scores follow from private data and are sensitive: their repr shows how many the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,10 +44,10 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class Roc:
-    """The rates at which members (`tpr`) and others (`fpr`) score at least a threshold, from (0, 0) to (1, 1)."""
+    """The rates at which members (`tpr`) and others (`fpr`) score at least a threshold, from (0, 0) to (1, 1). Sensitive."""
 
-    fpr: Array
-    tpr: Array
+    fpr: Array = field(repr=False)
+    tpr: Array = field(repr=False)
 
 
 def roc(scores: Scores) -> Roc:

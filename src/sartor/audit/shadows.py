@@ -4,8 +4,8 @@ Models come in pairs: a target who is in for one is out for the other, by a fair
 and within a model everyone's coins are independent. Who is out is zeroed: tossed a coin at every step like everybody, never drawn, and
 everything else stays as it is. The plan is fixed and public, and is not made anew for those who are in.
 
-Models are trained several at once where they can be (`stacked`), otherwise one by one, and are spread over processes by joblib:
-`joblib.parallel_config("ray")` takes them to a cluster. Only signals come back; no model is ever written to a disk.
+Models are trained several at once where they can be (`stacked`), otherwise one by one, and are spread over processes by joblib
+(`shadow_tasks`). Only signals come back; no model is ever written to a disk.
 
 Sensitive: signals are of private records, without noise, and a shadow model trained on people's records is a release that no budget covers.
 They are for the auditor, who may see the data.
@@ -20,22 +20,20 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-import joblib  # type: ignore[import-untyped,unused-ignore]
 import numpy as np
-import torch
-from joblib.parallel import ThreadingBackend, get_active_backend  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.utils.data import Dataset
 
 from sartor.audit.scores import Scores
 from sartor.audit.shadow_folder import Arrays, ShadowFolder
-from sartor.audit.shadow_training import Learning, Mask, Material, train_alone, train_stacked
-from sartor.audit.signals import Array, batches, by_holder, check_name, of_outputs, signals_of
-from sartor.audit.stacked import Stack
+from sartor.audit.shadow_tasks import Task, of_population, parallel
+from sartor.audit.shadow_training import Learning, Mask, Material
+from sartor.audit.signals import Array, batches, check_name
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.immutable import immutable
+from sartor.numbers import check_seed
 from sartor.ownership import Ownership
 from sartor.plans import Plan
 from sartor.progress import bar
@@ -103,18 +101,19 @@ def coins(models: int, targets: int, seed: int) -> Mask:
     >>> inside.sum(axis=0).tolist()
     [3, 3, 3, 3]
     """
+    check_seed(seed)
     if models < 2 or models % 2:
         raise SartorError(f"shadow models come in pairs: their number is even and 2 or more, not {models}.")
     inside = np.empty((models, targets), bool)
     for pair in range(models // 2):
-        inside[2 * pair] = np.random.default_rng([_checked(seed), pair, 1]).random(targets) < 0.5
+        inside[2 * pair] = np.random.default_rng([seed, pair, 1]).random(targets) < 0.5
         inside[2 * pair + 1] = ~inside[2 * pair]
     return inside
 
 
 def seed_of(seed: int, model: int) -> int:
     """The seed of one shadow model, from which its first weights, its coins of sampling and its noise follow."""
-    return int(np.random.SeedSequence([_checked(seed), model]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int(np.random.SeedSequence([seed, model]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def train_shadows(
@@ -141,10 +140,11 @@ def train_shadows(
     in all models. `population` are records that nobody trains on, which RMIA needs. `learning` and `ownership` are as in the run that is
     attacked. `signal` is "log-odds", "logit" or "loss" (`signals`).
 
-    With a `folder` every model's signals are kept there when it is finished, and those that are found there are not trained again; it also
-    takes more models than it has. `workers` are processes, None means one for each core.
+    With a `folder` all signals of every model are kept there when it is finished, and those that are found there are not trained again,
+    whichever is asked for; it also takes more models than it has. `workers` are processes, None means one for each core; within
+    `joblib.parallel_config("ray")` they are those of a cluster.
 
-    >>> import sartor
+    >>> import sartor, torch
     >>> from torch.utils.data import TensorDataset
     >>> data = TensorDataset(torch.randn(40, 4), torch.randint(0, 2, (40,)))
     >>> budgets = sartor.Budgets.from_groups([(2.0, 20), (8.0, 20)], delta=1e-2)
@@ -152,13 +152,14 @@ def train_shadows(
     >>> train_shadows(lambda: nn.Linear(4, 2), data, budgets, plan, models=4, progress=False)
     Shadows(4 models, 40 targets)
     """
+    check_seed(seed)
     material = Material(make_model, dataset, budgets, plan, learning or Learning(), ownership)
     check_name(signal)
     chosen = _targets(targets, len(budgets))
     inside = coins(models, len(chosen), seed)
     if workers is not None and workers < 1:
         raise SartorError(f"workers must be 1 or more, not {workers}; None takes all cores.")
-    kept = nullcontext() if folder is None else ShadowFolder(folder, _digests(material, chosen, population, signal, seed))
+    kept = nullcontext() if folder is None else ShadowFolder(folder, _digests(material, chosen, population, seed))
     with kept as place, bar("shadow models", models, wanted=progress) as advance:
         done: dict[int, Arrays] = {}
         for number in range(models) if isinstance(place, ShadowFolder) else ():
@@ -167,32 +168,16 @@ def train_shadows(
                 done[number] = arrays
         advance(len(done))
         stacked = len(done) < models and material.can_be_stacked()
-        for numbers, found in _parallel(_tasks(material, chosen, inside, population, signal, seed, stacked, done), workers):
+        for numbers, found in parallel(_tasks(material, chosen, inside, population, seed, stacked, done), workers):
             for number, arrays in zip(numbers, found, strict=True):
                 done[number] = arrays
                 if place is not None:
                     place.put(number, arrays)
             advance(len(done))
-    return Shadows(
-        inside,
-        np.stack([done[number]["signals"] for number in range(models)]),
-        plan.groups_of(budgets)[chosen],
-        np.stack([done[number]["population"] for number in range(models)]),
-    )
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _Task:
-    """Some models to be trained in one go: their numbers and seeds, who is out of each, and whose signals are asked for."""
-
-    material: Material
-    numbers: list[int]
-    seeds: list[int]
-    absent: list[Mask]
-    targets: NDArray[np.intp]
-    population: Dataset[Any] | None
-    signal: str
-    stacked: bool
+    if signal not in done[0]:
+        raise SartorError(f'the signal "{signal}" is of a true class, which these targets are not: take signal="loss".')
+    shown = [np.stack([done[number][name] for number in range(models)]) for name in (signal, of_population(signal))]
+    return Shadows(inside, shown[0], plan.groups_of(budgets)[chosen], shown[1])
 
 
 def _tasks(
@@ -200,11 +185,10 @@ def _tasks(
     targets: NDArray[np.intp],
     inside: Mask,
     population: Dataset[Any] | None,
-    signal: str,
     seed: int,
     stacked: bool,
     done: dict[int, Arrays],
-) -> Iterator[_Task]:
+) -> Iterator[Task]:
     """Models in tasks of fixed size, without the tasks that were finished before: a task that goes on is the same again."""
     size = STACKED if stacked else 1
     for begin in range(0, len(inside), size):
@@ -213,66 +197,7 @@ def _tasks(
             continue
         absent = np.zeros((len(numbers), len(material.budgets)), bool)
         absent[:, targets] = ~inside[numbers]
-        seeds = [seed_of(seed, number) for number in numbers]
-        yield _Task(material, numbers, seeds, list(absent), targets, population, signal, stacked)
-
-
-def _parallel(tasks: Iterator[_Task], workers: int | None) -> Iterator[tuple[list[int], list[Arrays]]]:
-    """Runs tasks by joblib, and gives each result as soon as it is there (all at the end where a backend cannot).
-
-    Records go to the workers through pipes: joblib's files for large arrays (`max_nbytes`) would outlive a kill, in a folder for all.
-    """
-    if isinstance(get_active_backend()[0], ThreadingBackend):
-        raise SartorError("shadow models cannot train in threads, which share one random generator: choose a joblib backend of processes.")
-    jobs = -1 if workers is None else workers
-    try:
-        pool = joblib.Parallel(n_jobs=jobs, batch_size=1, max_nbytes=None, return_as="generator_unordered")
-    except ValueError:
-        pool = joblib.Parallel(n_jobs=jobs, batch_size=1, max_nbytes=None)
-    yield from pool(joblib.delayed(_carried_out)(task, jobs != 1) for task in tasks)
-
-
-def _carried_out(task: _Task, beside_others: bool) -> tuple[list[int], list[Arrays]]:
-    """Trains the models of a task, and gives what they show; beside other processes on one thread."""
-    threads = torch.get_num_threads()
-    try:
-        if beside_others:
-            torch.set_num_threads(1)
-        if task.stacked:
-            stack = train_stacked(task.material, task.seeds, task.absent)
-            parts = [_of_stack(stack, task, data) for data in (task.material.dataset, task.population)]
-            return task.numbers, [_arrays(own, rest, task) for own, rest in zip(*parts, strict=True)]
-        found = []
-        for seed, absent in zip(task.seeds, task.absent, strict=True):
-            model = train_alone(task.material, seed, absent)
-            own, rest = (_of_model(model, task, data) for data in (task.material.dataset, task.population))
-            found.append(_arrays(own, rest, task))
-        return task.numbers, found
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _arrays(of_records: Array, of_population: Array, task: _Task) -> Arrays:
-    return {"signals": by_holder(of_records, task.material.ownership)[task.targets], "population": of_population}
-
-
-def _of_stack(stack: Stack, task: _Task, data: Dataset[Any] | None) -> Array:
-    """The signal of each record in each model of a stack."""
-    if data is None:
-        return np.empty((len(stack), 0))
-    learning, found = task.material.learning, []
-    measure = Loss(learning.loss)
-    for inputs, targets in batches(data, learning.collate):
-        outputs = stack.outputs(inputs)
-        found.append(torch.stack([of_outputs(task.signal, own, targets, measure) for own in outputs]))
-    return torch.cat(found, 1).numpy()
-
-
-def _of_model(model: nn.Module, task: _Task, data: Dataset[Any] | None) -> Array:
-    if data is None:
-        return np.empty(0)
-    learning = task.material.learning
-    return signals_of(model, data, name=task.signal, loss=learning.loss, collate=learning.collate)
+        yield Task(material, numbers, [seed_of(seed, number) for number in numbers], list(absent), targets, population, stacked)
 
 
 def _targets(given: ArrayLike | None, holders: int) -> NDArray[np.intp]:
@@ -286,13 +211,7 @@ def _targets(given: ArrayLike | None, holders: int) -> NDArray[np.intp]:
     return places.astype(np.intp)
 
 
-def _checked(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise SartorError(f"a seed is a whole number of 0 or more, not {seed!r}.")
-    return int(seed)
-
-
-def _digests(material: Material, targets: NDArray[np.intp], population: Dataset[Any] | None, signal: str, seed: int) -> dict[str, str]:
+def _digests(material: Material, targets: NDArray[np.intp], population: Dataset[Any] | None, seed: int) -> dict[str, str]:
     """All that signals follow from, by name. How many models there are is no part of it."""
     learning, model = material.learning, material.fresh(seed_of(seed, 0))
     optimizer = learning.made([value for value in model.parameters() if value.requires_grad])
@@ -307,7 +226,6 @@ def _digests(material: Material, targets: NDArray[np.intp], population: Dataset[
         "learning": [learning.lr, digest(learning.optimizer), learning.momentum, Loss(learning.loss).name],
         "targets": [targets.tobytes()],
         "population": [others],
-        "signal": [signal],
-        "seed": [_checked(seed)],
+        "seed": [seed],
     }
     return {**of, **{name: blake2b(content(list(part)), digest_size=16).hexdigest() for name, part in parts.items()}}

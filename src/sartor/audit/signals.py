@@ -8,6 +8,7 @@ several records has the mean of theirs. Sensitive: signals are of private record
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,12 @@ def of_outputs(name: str, outputs: Tensor, targets: Tensor, loss: Loss) -> Tenso
     return own - torch.logsumexp(scores.scatter(1, place, -torch.inf), 1)
 
 
+def all_of_outputs(outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, Tensor]:
+    """Every signal that there is of each record: all of them where targets are classes, or else the loss."""
+    of_classes = outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point()
+    return {name: of_outputs(name, outputs, targets, loss) for name in (NAMES if of_classes else ("loss",))}
+
+
 def check_name(name: str) -> None:
     """Refuse a signal that there is not."""
     if name not in NAMES:
@@ -71,16 +78,22 @@ def signals_of(
     >>> signals_of(nn.Linear(3, 2), records).shape
     (5,)
     """
-    measure, found = Loss(loss), []
+    measure = Loss(loss)
+    with evaluated(model):
+        found = [of_outputs(name, model(inputs), targets, measure) for inputs, targets in batches(dataset, collate)]
+    return by_holder(torch.cat(found).numpy(), ownership)
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[nn.Module]:
+    """A model whose modules are in evaluation, and afterwards as they were."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        for inputs, targets in batches(dataset, collate):
-            found.append(of_outputs(name, model(inputs), targets, measure))
+        yield model
     finally:
         for module, mode in modes:
             module.training = mode
-    return by_holder(torch.cat(found).numpy(), ownership)
 
 
 def by_holder(values: Array, ownership: Ownership | None) -> Array:

@@ -9,7 +9,7 @@ Breaks if: figures are dependent, such as those of one target model counted as i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,11 +24,11 @@ _AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Difference:
-    """How much higher the first group's figures are on average, over the standard error (Welch's t), and how probable that is by chance."""
+    """How much higher the first group's figures are on average, over its standard error (t), and how probable by chance. Sensitive."""
 
-    mean: float
-    t: float
-    p: float
+    mean: float = field(repr=False)
+    t: float = field(repr=False)
+    p: float = field(repr=False)
 
 
 def welch(first: ArrayLike, second: ArrayLike) -> Difference:

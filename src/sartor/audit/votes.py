@@ -23,6 +23,7 @@ from sartor.accounting.special import log_ndtr
 from sartor.audit.scores import Scores
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
+from sartor.ownership import Ownership
 from sartor.pate.aggregators import NONE, Confident, Interactive
 from sartor.pate.costs import Accountant
 from sartor.pate.partition import partition
@@ -40,10 +41,19 @@ _NEVER = -700.0  # the logarithm of how likely it is that a query without a test
 _ROWS = 50_000  # queries of repetitions that are asked at once
 
 
-def vote_attack(plan: PatePlan, budgets: Budgets, *, repetitions: int = 1000, queries: int = 200, seed: int = 0) -> dict[int, Scores]:
+def vote_attack(
+    plan: PatePlan,
+    budgets: Budgets,
+    *,
+    ownership: Ownership | None = None,
+    repetitions: int = 1000,
+    queries: int = 200,
+    seed: int = 0,
+) -> dict[int, Scores]:
     """Scores by group: `repetitions` votings in which the holder's teachers vote for the first class (inside), as many for the second.
 
-    `queries` are offered to each voting, of which it asks as many as everybody can pay for: offer more than that.
+    `queries` are offered to each voting, of which it asks as many as everybody can pay for: offer more than that. `ownership` is that of
+    the ensemble, where holders have several records.
 
     >>> import sartor
     >>> from sartor import pate
@@ -56,18 +66,19 @@ def vote_attack(plan: PatePlan, budgets: Budgets, *, repetitions: int = 1000, qu
         raise SartorError("an attack on votes needs a repetition and a query at least.")
     accountant, found = _Remembering(), {}
     for group in range(len(plan)):
-        worlds = _Worlds.of(plan, teachers_of(plan, budgets, group, seed), group, queries)
+        worlds = _Worlds.of(plan, teachers_of(plan, budgets, group, seed, ownership), group, queries)
         found[group] = Scores(*(worlds.scores(world, repetitions, accountant, [seed, group, world]) for world in range(_CLASSES)))
     return found
 
 
-def teachers_of(plan: PatePlan, budgets: Budgets, group: int, seed: int) -> Votes:
+def teachers_of(plan: PatePlan, budgets: Budgets, group: int, seed: int, ownership: Ownership | None = None) -> Votes:
     """The teachers of the first holder with a group's budget, under a key that is nobody's."""
+    owner = np.arange(len(budgets)) if ownership is None else ownership.of_record
     own = np.flatnonzero((budgets.epsilon == plan.epsilon[group]) & (budgets.delta == plan.delta[group]))
     if not len(own):
         raise SartorError("these are not budgets that the plan was made for: a group has no holder.")
-    placed = partition(plan, budgets, b"audit %d" % seed, holders=[str(place) for place in range(len(budgets))])
-    return np.asarray(placed.of_row[placed.rows == own[0]])
+    placed = partition(plan, budgets, b"audit %d" % seed, ownership=ownership, holders=[str(place) for place in range(len(budgets))])
+    return np.unique(placed.of_row[owner[placed.rows] == own[0]])
 
 
 def _seed(numbers: Sequence[int]) -> int:

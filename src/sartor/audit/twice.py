@@ -1,0 +1,205 @@
+"""A run that was looked at once, and can be again: with a holder zeroed, or, to see what differs by itself, with nobody."""
+
+from __future__ import annotations
+
+import functools
+import random
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import TensorDataset
+
+from sartor.audit.record import Compare, Enough, Playback, Tape
+from sartor.audit.shown import Shown, compared
+from sartor.audit.without import beside, copied, is_random
+from sartor.errors import SartorError
+from sartor.ownership import Ownership
+from sartor.run.witness import looked_at_by
+from sartor.sgd.contents import content
+from sartor.sgd.generators import own, repeatable
+from sartor.sgd.packages import package_of
+from sartor.sgd.run import NotFinite
+
+NOBODY = -1
+"""In the place of a holder: nobody is zeroed."""
+_OWN = __name__.partition(".")[0]
+_DEEP = 3  # functions within functions
+_LOOKED_AT = 10  # records that are fetched to see how they are made
+
+Train = Callable[[Any, int], object]
+"""From a data set and a seed to whatever is shown afterwards: it trains a new model, by `sartor.fit` or a loop around `make_private`."""
+
+
+class Twice:
+    """Runs `train` on a tape, and again as often as is asked for; what is in the data set before is there again each time."""
+
+    def __init__(self, train: Train, dataset: Any, seed: int, tape: Tape, *, random: bool) -> None:
+        self._train, self._dataset, self._seed, self.tape = train, dataset, seed, tape
+        self.first = Shown()
+        self._before = memory(train)
+        tape.is_random = random or bool(_generators(train)) or _is_augmented(copied(dataset))
+        _run(tape, train, copied(dataset), seed, self.first, whatever=False)
+        self.first.tell()
+        self.is_random = tape.is_random or any(_is_augmented(copied(source.dataset), source.collate) for source in tape.sources)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether something that `train` refers to is not as it was before the first run: it may hide a holder in the second."""
+        return memory(self._train) != self._before
+
+    @property
+    def unseen(self) -> set[str]:
+        """What the way to the batches holds beside records."""
+        found = {name for source in self.tape.sources for name in beside(source.collate, [])}
+        if _reaches(self._train, self._dataset):
+            found.add("the data set where train reaches it by another name than its argument")
+        return found
+
+    def refuse_other(self, ownership: Ownership | None) -> None:
+        """Refuse an ownership that is not the one that is trained with."""
+        for source in self.tape.sources:
+            one, other = ((None if of is None else of.of_record) for of in (source.ownership, ownership))
+            if (one is None) != (other is None) or not np.array_equal(np.asarray(one), np.asarray(other)):
+                raise SartorError("train has another ownership than replay, which must know whose records it replaces: give both the same.")
+
+    def elsewhere(self, again: Playback, instead: Any, rows: NDArray[np.integer]) -> set[str]:
+        """Whether batches of a second run were made of the same records of the holder as in the first, though others were given."""
+        own = _digests(self._dataset, rows)
+        if own is None or own == _digests(instead, rows):
+            return set()
+        for one, other in zip(self.tape.sources, again.sources, strict=False):
+            found = _digests(one.dataset, rows)
+            if found is not None and found == _digests(other.dataset, rows):
+                return {"records that train reads from elsewhere than the data set that it is given"}
+        return set()
+
+    def without(self, holder: int, instead: Any, *, aligned: bool, compare: Compare | None = None) -> tuple[Playback, Shown]:
+        """The run on another data set, in which a holder is zeroed: not drawn, or, `aligned`, drawn with a clip of 0."""
+        again, shown = Playback(self.tape, holder, aligned=aligned, compare=compare), Shown()
+        _run(again, self._train, copied(instead), self._seed, shown, whatever=True)
+        return again, shown
+
+    def compared(self, shown: Shown, again: Callable[[], tuple[Playback, Shown]]) -> tuple[list[str], set[str]]:
+        """What follows the holder in what is seen, and what could not be compared, as it is never the same."""
+        control = functools.partial(self.without, NOBODY, self._dataset, aligned=True)
+        return compared(self.first, shown, control=lambda: control()[1], again=lambda: again()[1])
+
+    def check_repeatable(self, compare: Compare) -> None:
+        """Refuse a run that is not the same twice: nothing could be said of what a holder moves."""
+        again, _ = self.without(NOBODY, self._dataset, aligned=True, compare=compare)
+        if again.faults or again.moved:
+            raise SartorError(
+                "this training is not the same twice under one seed and on the same data, so replay cannot tell what a holder moves: let "
+                "all that it draws follow the seed (torch, numpy and random are seeded), and keep nothing from one run to the next."
+            )
+
+
+def memory(code: Any) -> dict[str, bytes]:
+    """Digests of what a function or an object refers to and could remember by: containers, arrays, objects and functions of the user's."""
+    found: dict[str, bytes] = {}
+    _remember(code, "", found, _DEEP)
+    return found
+
+
+def _remember(code: Any, place: str, found: dict[str, bytes], deep: int) -> None:
+    for name, value in _referred(code).items():
+        where, kind = f"{place}.{name}", type(value)
+        if isinstance(value, types.ModuleType | type) or kind.__module__.split(".")[0] == _OWN:
+            continue
+        if hasattr(value, "cache_info"):
+            found[where] = str(value.cache_info()).encode()
+        elif isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+            if deep and package_of(getattr(value, "func", value)) is None:
+                _remember(value, where, found, deep - 1)
+        elif kind.__module__ == "builtins" or isinstance(value, torch.Tensor | np.ndarray) or package_of(kind) is None:
+            with suppress(Exception):  # whatever an object makes of being looked into
+                found[where] = content(value)
+
+
+def _referred(code: Any) -> dict[str, Any]:
+    """What a function names beside its arguments: in its closure and in its module."""
+    while isinstance(code, functools.partial):
+        code = code.func
+    inner = getattr(code, "__func__", code)
+    if not hasattr(inner, "__code__"):
+        return dict(getattr(inner, "__dict__", {}))
+    found = {name: inner.__globals__[name] for name in inner.__code__.co_names if name in inner.__globals__}
+    for name, cell in zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    return found
+
+
+def _generators(train: Train) -> list[Any]:
+    try:
+        return own(train)
+    except Exception:  # whatever an object makes of being looked into
+        return []
+
+
+def _reaches(train: Train, dataset: Any) -> bool:
+    tensors = dataset.tensors if type(dataset) is TensorDataset else ()
+    return any(value is one for value in _referred(train).values() for one in (dataset, *tensors))
+
+
+def _is_augmented(dataset: Any, collate: Any = None) -> bool:
+    """Whether records come out otherwise under other random numbers: then everybody stays in their place, so that these stay theirs."""
+    if type(dataset) is TensorDataset and collate is None:
+        return False
+    try:
+        rows = range(min(len(dataset), _LOOKED_AT))
+    except Exception:  # no data set, or whatever one makes of being asked
+        return False
+    return is_random(lambda: (collate or list)([dataset[row] for row in rows]), dataset, collate)
+
+
+def _digests(dataset: Any, rows: NDArray[np.integer]) -> list[bytes] | None:
+    """What a few records hold."""
+    try:
+        fresh = copied(dataset)
+        return [content(repeatable(0, partial(fresh.__getitem__, row), fresh)) for row in rows[:_LOOKED_AT].tolist()]
+    except Exception:  # no data set, or records that show nothing
+        return None
+
+
+def _run(witness: Tape | Playback, train: Train, dataset: Any, seed: int, shown: Shown, *, whatever: bool) -> None:
+    """Look at a run; `whatever` error ends it is a way to end, or else only what a run's own model may do."""
+    with _seeded(seed), looked_at_by(witness), shown.looking():
+        try:
+            value = train(dataset, seed)
+        except Enough:
+            shown.stopped()
+        except SystemExit as error:
+            if not whatever:
+                raise SartorError("train ends the program (SystemExit): let it return instead.") from None
+            shown.failed(error)
+        except Exception as error:
+            if not (whatever or isinstance(error, NotFinite)):
+                raise
+            shown.failed(error)
+        else:
+            shown.returned(value)
+    witness.closes()
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """The usual generators begin at a seed, and are put back where they were."""
+    before, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(numbers)  # noqa: NPY002
