@@ -6,8 +6,15 @@ import stat
 import pytest
 from typer.testing import CliRunner
 
+import sartor
+from sartor import federated, pate
+from sartor.audit import shadow_tasks
 from sartor.cli import app
 from sartor.errors import SartorError
+from sartor.federated import rounds
+from sartor.federated.ledger import Ledger
+from sartor.federated.task import Settings, task
+from sartor.pate.voting import Voting
 from sartor.sgd.run import Run
 
 SETTINGS = 'dataset = "digits"\nsteps = 6\nbatch = 60\nepsilon = "1,4"\nshare = "0.5,0.5"\ndelta = "1e-4"\naccountant = "rdp"\n'
@@ -18,9 +25,9 @@ def config(file):
     return file("settings.toml", SETTINGS)
 
 
-def run(*arguments):
+def run(*arguments, code=0):
     result = CliRunner().invoke(app, ["audit", *map(str, arguments)])
-    assert result.exit_code == 0, result.output + str(result.exception)
+    assert result.exit_code == code, result.output + str(result.exception)
     return result.stdout
 
 
@@ -39,6 +46,8 @@ def test_a_sound_library_is_consistent_with_its_plan(config):
         "holders_tried": 1,
         "largest_move": 1,
         "faults": [],
+        "unseen": [],
+        "ended": False,
     }
     assert document["largest_move"] < 1
 
@@ -50,7 +59,7 @@ def test_a_broken_one_is_refuted_by_replay_and_in_words(config, monkeypatch):
         return {name: value / 3 for name, value in right(self, sums, step).items()}
 
     monkeypatch.setattr(Run, "_noisy", loud)
-    assert "the noise is not of the deviation that the plan says" in run(config, "--holders", 1, "--steps", 3)
+    assert "the noise is not of the deviation that the plan says" in run(config, "--holders", 1, "--steps", 3, code=1)
 
 
 def test_canaries_have_a_row_for_each_group_and_a_page(config, tmp_path):
@@ -61,13 +70,14 @@ def test_canaries_have_a_row_for_each_group_and_a_page(config, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("attack", ["lira", "rmia", "loss"])
-def test_shadow_models_are_trained_and_their_signals_kept_for_the_owner(attack, config, tmp_path):
+def test_shadow_models_are_trained_once_for_all_attacks_and_their_signals_kept_for_the_owner(config, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
-    first = run(config, "--attack", attack, "--shadows", 4, "--cache", cache, "--json")
-    assert json.loads(first)["attack"] == attack
+    found = {attack: run(config, "--attack", attack, "--shadows", 6, "--cache", cache, "--json") for attack in ("lira", "rmia", "loss")}
+    assert all(json.loads(said)["attack"] == attack for attack, said in found.items())
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in cache.rglob("*") if path.is_file())
-    assert run(config, "--attack", attack, "--shadows", 4, "--cache", cache, "--json") == first
+    monkeypatch.setattr(shadow_tasks, "carried_out", lambda *_: pytest.fail("nothing is to be trained"))
+    for attack, said in found.items():
+        assert run(config, "--attack", attack, "--shadows", 6, "--cache", cache, "--json") == said
 
 
 @pytest.mark.long
@@ -98,8 +108,9 @@ def test_peoples_own_table_is_audited_only_where_sensitive_is_said(file):
         (["--attack", "canary", "--holders", "4"], "--holders goes with"),
         (["--attack", "lira", "--canaries", "4"], "--canaries goes with"),
         (["--confidence", "1"], "--confidence"),
-        (["--seed", "-1"], "--seed"),
+        (["--seed", "-1"], "a seed must be"),
         (["--holders", "0"], "1 or more"),
+        (["--steps", "0"], "1 or more"),
         (["--page", "x.html"], "ROC"),
         (["--attack", "lira", "--shadows", "3"], "pairs"),
         (["--attack", "canary", "--canaries", "1"], "a canary for each"),
@@ -109,8 +120,103 @@ def test_what_cannot_be_is_refused_in_one_sentence(options, words, config):
     assert words in refused(config, *options)
 
 
+VOTES = 'command = "pate"\ndataset = "digits"\nepsilon = [1, 4]\nshare = [0.5, 0.5]\ndelta = 1e-4\nteachers = 20\nvariant = "{}"\n'
+ROUNDS = """
+command = "federate"
+clients = 40
+rounds = 4
+per_round = 15
+epsilon = "1,4"
+share = "0.5,0.5"
+delta = 1e-3
+accountant = "rdp"
+clip = 0.05
+"""
+
+
+def test_an_ensemble_is_taught_again_without_a_holder(file):
+    document = json.loads(run(file("votes.toml", VOTES.format("upsample")), "--holders", 2, "--steps", 10, "--json"))
+    assert (document["attack"], document["verdict"], document["holders_tried"]) == ("replay", "consistent", 2)
+    assert 0 < document["steps"] <= 10
+    assert document["largest_move"] == pytest.approx(1)
+
+
+def test_votes_of_neighbours_have_a_row_for_each_group(file, monkeypatch):
+    settings = file("votes.toml", VOTES.format("weight"))
+    found = json.loads(run(settings, "--attack", "canary", "--canaries", 80, "--json"))
+    assert (found["verdict"], [group["epsilon"] for group in found["groups"]]) == ("consistent", [1, 4])
+    monkeypatch.setattr(Voting, "_prices", lambda self: (0.0, 1e-3 / self.plan.aggregator.noise**2))
+    assert json.loads(run(settings, "--attack", "canary", "--canaries", 800, "--json", code=1))["verdict"] == "refuted"
+
+
+def test_an_ensembles_folder_is_audited_by_its_plan_where_sensitive_is_said(tmp_path):
+    people = sartor.Budgets.from_groups([(1.0, 60), (4.0, 40)], delta=1e-3)
+    pate.EnsembleFolder.create(tmp_path / "kept", pate.plan(people, "weight", teachers=20, aggregator=pate.GNMax(20)), people)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "kept").iterdir()}
+    assert "--sensitive" in refused(tmp_path / "kept")
+    assert json.loads(run(tmp_path / "kept", "--sensitive", "--json"))["verdict"] == "consistent"
+    assert len(json.loads(run(tmp_path / "kept", "--sensitive", "--attack", "canary", "--canaries", 8, "--json"))["groups"]) == 2
+    assert {path.name: path.read_bytes() for path in (tmp_path / "kept").iterdir()} == before
+
+
+@pytest.mark.parametrize("more", ["", "adaptive_clip = 0.5\n", 'floor = 2.0\nscheme = "scale"\n'], ids=["fixed", "adaptive", "floor"])
+def test_federated_rounds_are_replayed_without_a_client(more, file):
+    document = json.loads(run(file("rounds.toml", ROUNDS + more), "--holders", 2, "--steps", 3, "--json"))
+    assert {**document, "largest_move": 1} == {
+        "attack": "replay",
+        "verdict": "consistent",
+        "steps": 3,
+        "holders_tried": 2,
+        "largest_move": 1,
+        "faults": [],
+        "unseen": [],
+        "ended": False,
+    }
+    assert 0.99 < document["largest_move"] <= 1
+
+
+def test_a_client_that_is_not_clipped_is_named(file, monkeypatch):
+    monkeypatch.setattr(rounds, "clipped", lambda update, clip: (update, 0.0))
+    assert "a sum moved by more than the clip" in run(file("rounds.toml", ROUNDS), "--holders", 1, "--steps", 2, code=1)
+
+
+def test_canary_clients_have_a_row_for_each_group(file):
+    found = json.loads(run(file("rounds.toml", ROUNDS), "--attack", "canary", "--canaries", 60, "--json"))
+    assert (found["verdict"], [group["holders"] for group in found["groups"]]) == ("consistent", [20, 20])
+
+
+def test_a_federated_runs_folder_is_audited_and_left_as_it_is(tmp_path):
+    settings = Settings(clients=30, epsilon="1,4", share="0.5,0.5", delta="1e-3", seed=5)
+    people = task(settings).budgets
+    plan = federated.plan(people, rounds=3, per_round=10, accountant="rdp")
+    (tmp_path / "settings.json").write_text(json.dumps(settings.to_json()))
+    keys = [str(client) for client in range(30)]
+    with Ledger.create(tmp_path / "ledger", plan, keys, people):  # as if its server were at work
+        before = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        assert json.loads(run(tmp_path, "--holders", 1, "--json"))["steps"] == 3
+        assert {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    Ledger.create(tmp_path / "other" / "ledger", plan, [f"phone {key}" for key in keys], people).close()
+    (tmp_path / "other" / "settings.json").write_text(json.dumps(settings.to_json()))
+    assert "keys of their own" in refused(tmp_path / "other")
+
+
+@pytest.mark.parametrize("settings", [VOTES.format("weight"), ROUNDS], ids=["votes", "rounds"])
+@pytest.mark.parametrize("attack", ["lira", "rmia", "loss"])
+def test_shadow_models_are_for_training_alone(settings, attack, file):
+    assert "is for models of sartor train" in refused(file("settings.toml", settings), "--attack", attack)
+
+
+def test_a_page_is_not_written_among_a_runs_files(config, tmp_path):
+    out = tmp_path / "run"
+    assert CliRunner().invoke(app, ["train", "--config", str(config), "--out", str(out)]).exit_code == 0
+    assert "lies in the folder of the run" in refused(out, "--attack", "canary", "--page", out / "model.safetensors")
+    assert "is a file that this command reads" in refused(config, "--attack", "canary", "--page", config)
+
+
 def test_what_is_no_run_is_refused(tmp_path, file):
     assert "there is no" in refused(tmp_path / "nowhere")
     assert "the settings" in refused(tmp_path)
     unsound = SETTINGS + 'scheme = "rounds"\nform = "published"\nunsound = true\n'
     assert "published" in refused(file("published.toml", unsound))
+    assert "command is train, pate or federate" in refused(file("other.toml", 'command = "account"'))
+    assert "makes no promise" in refused(file("dependent.toml", VOTES.format("weight") + 'bound = "dependent"\n'))

@@ -162,10 +162,11 @@ def test_the_page_follows_from_stored_answers_and_from_no_file_about_people(plac
     first, plan = (place / "report.html").read_text(), RunFolder(place).plan()
     for name in ("individual.npz", "budgets.npz", "plan-all.json"):
         (place / name).unlink()
+    changed = first.replace("Release 1 cost", "Release 1 gave")
+    assert changed != first
+    (place / "report.html").write_text(changed)
     RunFolder(place).tell_released(plan)
-    second = (place / "report.html").read_text()
-    assert first != second  # it was drawn again, under ids of its own
-    assert re.sub(r"plot\d+-", "", first) == re.sub(r"plot\d+-", "", second)
+    assert (place / "report.html").read_text() == first
 
 
 def test_a_page_that_a_kill_left_behind_is_mended_by_the_same_question(place, monkeypatch):

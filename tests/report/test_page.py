@@ -78,7 +78,8 @@ def test_a_page_is_readable_on_phones_and_in_the_dark():
 @pytest.mark.parametrize("logarithmic", [False, True])
 def test_plots_are_inline_without_addresses_and_with_ids_of_their_own(logarithmic):
     curves = [plots.Line("one", [1, 2, 3], [0.1, 0.2, 0.3]), plots.Line("<two>", [1, 2, 3], [0.1, 0.2, np.nan])]
-    drawings = [plots.lines(curves, x="steps", y="spent", logarithmic=logarithmic) for _ in range(2)]
+    drawings = [plots.lines(some, x="steps", y="spent", logarithmic=logarithmic) for some in (curves, curves[:1])]
+    assert plots.lines(curves, x="steps", y="spent", logarithmic=logarithmic) == drawings[0]
     drawings.append(plots.bars([plots.Bar("a", 0.9, 0.01), plots.Bar("b", 0.8, 0)], x="accuracy"))
     tree = parsed("".join(drawings))
     assert len(tree.ids) == len(set(tree.ids))

@@ -17,7 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -30,12 +30,13 @@ from sartor.run.files import write_private, write_public
 
 if TYPE_CHECKING:
     from sartor.federated import FederatedPlan
+    from sartor.federated.enrolment import Enrolled
     from sartor.federated.settings import StrategySettings
     from sartor.federated.task import Settings, Task
 
 _EVALUATIONS = 20
 _WAIT = 600.0  # seconds for all clients to be there
-_LEDGER, _SETTINGS = "ledger", "settings.json"
+LEDGER, SETTINGS = "ledger", "settings.json"
 
 
 @flat
@@ -52,11 +53,11 @@ def federate(
     settings = asked.task(secrets.randbits(31) if asked.seed is None else asked.seed)
     if asked.out is not None:
         settings = _of_run(Path(asked.out), settings, asked.seed)
-    task, strategy, plan = _checked(settings, asked.strategy())
+    task, strategy, plan, _ = checked(settings, asked.strategy())
     if asked.out is not None:
         _keep(Path(asked.out), settings)
     with tempfile.TemporaryDirectory(prefix="sartor-") as temporary:
-        folder = (Path(asked.out or temporary) / _LEDGER).resolve()
+        folder = (Path(asked.out or temporary) / LEDGER).resolve()
         if not json:
             show(_introduction(asked, task))
         start = time.perf_counter()
@@ -90,8 +91,8 @@ def _of_run(folder: Path, settings: Settings, seed: int | None) -> Settings:
     from sartor.federated.ledger import Ledger
     from sartor.federated.task import Settings
 
-    begun = Ledger.is_in(folder / _LEDGER)
-    path = folder / _SETTINGS
+    begun = Ledger.is_in(folder / LEDGER)
+    path = folder / SETTINGS
     if not path.exists():
         if begun:
             raise SartorError(f"the run in {folder} has no settings.json, so it cannot be continued; give a new folder for a new run.")
@@ -111,11 +112,20 @@ def _keep(folder: Path, settings: Settings) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SartorError(f"{folder} cannot be made: {error.strerror}.") from None
-    write_private(folder / _SETTINGS, text.dumps(settings.to_json()).encode())
+    write_private(folder / SETTINGS, text.dumps(settings.to_json()).encode())
 
 
-def _checked(settings: Settings, asked: StrategySettings) -> tuple[Task, StrategySettings, FederatedPlan]:
-    """The task of these settings, the strategy that waits for all who take part, and the plan over them: what is wrong is said here.
+class Checked(NamedTuple):
+    """The task of some settings, the strategy that waits for all who take part, the plan over them, and who they are."""
+
+    task: Task
+    strategy: StrategySettings
+    plan: FederatedPlan
+    enrolled: Enrolled
+
+
+def checked(settings: Settings, asked: StrategySettings) -> Checked:
+    """What a run is made of: what is wrong with it is said here.
 
     A simulation runs under this very plan. The server of a deployment plans once more, over those who really enrol: they may declare other
     budgets in their nodes' configuration.
@@ -137,7 +147,7 @@ def _checked(settings: Settings, asked: StrategySettings) -> tuple[Task, Strateg
             made = replace(made, adaptive=asked.adaptive)
         except Infeasible as error:
             raise Infeasible(f"{str(error).rstrip('.')} (--count-noise, --per-round, or no --adaptive-clip).") from None
-    return found, replace(asked, min_clients=len(enrolled.keys), wait=_WAIT), made
+    return Checked(found, replace(asked, min_clients=len(enrolled.keys), wait=_WAIT), made, enrolled)
 
 
 def _simulated(job: _Job) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
@@ -65,6 +65,17 @@ def from_document(kind: type[Settings], document: Mapping[str, Any], name: str) 
         if not right or (isinstance(value, bool) and wanted is not bool):
             raise SartorError(f"in {name}, {option} must be {_WORDS[wanted]}.")
     return kind(**document)
+
+
+def listed(document: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The document with these options as texts with commas; they may be written so, as one number, or as a list."""
+    return {name: _joined(value) if name in names else value for name, value in document.items()}
+
+
+def _joined(value: Any) -> Any:
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value)
+    return value if isinstance(value, bool | str) else str(value)
 
 
 def _kind(hint: Any) -> type:

@@ -98,4 +98,4 @@ def initial_weights(seed: int | None) -> Iterator[None]:
 def refuse_inputs(out: str | os.PathLike[str], *inputs: str | None) -> None:
     """Refuse to write in the place of a file that the command reads, by whatever name or link."""
     if any(same(out, path) for path in inputs if path is not None):
-        raise SartorError(f"--out {out} is a file that this command reads: write elsewhere.")
+        raise SartorError(f"{out} is a file that this command reads: write elsewhere.")

@@ -50,11 +50,7 @@ def train(
         if not json:
             show(_introduction(job))
             show(job.plan)
-        if folder is not None and not resume:  # last of all: whatever went wrong before has left no run behind
-            folder.create(job.asked.to_document(job.recipe), job.plan, job.budgets)
-        result = _fitted(job, folder, resume)
-        if folder is not None:
-            _keep(job, folder, result)
+        result = carried_out(job, folder, resume)
         account = result.account.to_json()
         groups = [{key: group[key] for key in ("epsilon", "holders", "spent")} for group in account["groups"]]
         if json:
@@ -66,6 +62,16 @@ def train(
             print_json({**figures, **people, **job.individual(), "plan": shown, "groups": groups})
             return
         show(_conclusion(job, result, folder))
+
+
+def carried_out(job: Job, folder: RunFolder | None, resume: bool) -> Result:
+    """Train, and leave in the folder what a run leaves there; an audit does it as well, in a folder that is gone afterwards."""
+    if folder is not None and not resume:  # last of all: whatever went wrong before has left no run behind
+        folder.create(job.asked.to_document(job.recipe), job.plan, job.budgets)
+    result = _fitted(job, folder, resume)
+    if folder is not None:
+        _keep(job, folder, result)
+    return result
 
 
 def _begun(asked: TrainSettings, config: str | None, folder: RunFolder | None) -> TrainSettings:

@@ -13,7 +13,7 @@ import typer
 from sartor import usual
 from sartor.allowed import Allowed
 from sartor.cli.filters import FilterOptions, FullSteps, Ladder
-from sartor.cli.options import from_document, over, said
+from sartor.cli.options import from_document, listed, over, said
 from sartor.cli.rounds import check_published, threshold_of
 from sartor.documents import read_toml
 from sartor.errors import SartorError
@@ -103,7 +103,7 @@ class TrainSettings:
     @classmethod
     def from_document(cls, document: Mapping[str, Any], name: str) -> TrainSettings:
         """The settings in a document called `name`, of the types that the options have."""
-        return from_document(cls, {key: _listed(value) if key in _LISTS else value for key, value in document.items()}, name)
+        return from_document(cls, listed(document, _LISTS), name)
 
     @classmethod
     def read(cls, path: str) -> TrainSettings:
@@ -217,10 +217,3 @@ class TrainSettings:
 
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _listed(value: Any) -> Any:
-    """Numbers may be written as a text with commas, as one number, or as a list."""
-    if isinstance(value, list):
-        return ",".join(str(item) for item in value)
-    return value if isinstance(value, bool | str) else str(value)

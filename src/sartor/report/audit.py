@@ -12,8 +12,8 @@ _RATES = (1e-3, 1e-2, 0.1, 0.5)
 _SENSITIVE = "Sensitive: these figures are about the training records themselves, and no budget covers them. Show them to nobody."
 
 
-def audit_page(found: Findings, *, title: str, sensitive: bool) -> str:
-    """The page, as HTML."""
+def audit_page(found: Findings, *, title: str) -> str:
+    """The page, as HTML; it says where what was found is sensitive."""
     table = found.table()
     names = [f"epsilon {text(row.epsilon, 'g')}" for row in found.rows]
     curves = [
@@ -27,6 +27,6 @@ def audit_page(found: Findings, *, title: str, sensitive: bool) -> str:
     caption = "Share of members found (true positive rate) over the share of others taken for members (false positive rate), by group"
     drawing = plots.lines(curves, x="false positive rate", y="true positive rate", logarithmic=True, logarithmic_x=True)
     blocks = [page.paragraph(found.sentence()), page.table(table.headings, table.rows), page.figure(drawing, caption, numbers)]
-    if sensitive:
+    if found.sensitive:
         blocks.insert(0, page.note(_SENSITIVE))
     return page.page(title, *blocks)

@@ -6,7 +6,6 @@ Ink is drawn in the text colour of the page, so plots follow a dark page. Matplo
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import re
 import warnings
@@ -23,7 +22,6 @@ _COLOURS = ("#3f7fd0", "#d5761c", "#2b9a77", "#a06cc4", "#c9506b", "#8a8d2b", "#
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", "--", ":", "-.")  # curves that lie on each other stay visible
 _APART = 0.06  # least distance of two labels, as a share of the height of the axes
-_FIGURES = itertools.count(1)
 
 
 class Line(NamedTuple):
@@ -168,7 +166,7 @@ def _svg(figure: Any) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
     # a part of a page may be drawn later, by another process: its content keeps its ids apart from those that are there
-    own = f"plot{next(_FIGURES)}-{blake2b(text.encode(), digest_size=4).hexdigest()}-"
+    own = f"plot-{blake2b(text.encode(), digest_size=8).hexdigest()}-"
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{own}", text)
     text = re.sub(r'<svg ([^>]*?)width="[^"]*"', r"<svg \1", text)
     text = re.sub(r'(<svg [^>]*?)height="[^"]*"', r"\1", text, count=1)
