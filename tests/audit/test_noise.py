@@ -68,3 +68,10 @@ def test_small_arrays_that_share_their_noise_are_named():
     values = normal(6, 9)
     values[:, 6:] = values[:, 3:6]
     assert faults_of_noise(values, [3, 3, 3]) == [ARRAYS]
+
+
+def test_noise_that_is_too_low_is_named_as_such_though_steps_share_it():
+    values = normal(12, 600)
+    values[::2] = values[1::2]
+    assert faults_of_noise(values, [600]) == [STEPS]
+    assert faults_of_noise(values / 3, [600]) == [DEVIATION, STEPS]

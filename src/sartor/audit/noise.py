@@ -41,7 +41,8 @@ def faults_of_noise(values: Array, sizes: Sequence[int]) -> list[str]:
     if not np.isfinite(values).all():
         return [FINITE]
     if not _releases_are_apart(values):
-        return [STEPS]
+        usual = np.sqrt(np.mean(values**2, axis=0))  # as many numbers as are sure to be different ones
+        return [STEPS] if _has_deviation(usual, 1) else [DEVIATION, STEPS]
     if not all(_has_deviation(block, 1 + len(blocks)) for block in (values, *blocks)) or not _is_everywhere(values):
         return [DEVIATION]
     if not _arrays_are_apart(blocks):
