@@ -23,7 +23,9 @@ OTHER_KERNELS = ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=CO
 demo: $(STAMP)
 	@$(BIN)/sartor demo
 
-test: lint types tests
+# Types are checked beside the tests, as mypy has one core.
+test: lint
+	@$(MAKE) --no-print-directory -j 2 types tests
 
 venv: $(STAMP)
 

@@ -256,6 +256,7 @@ def test_neither_thresholds_nor_weights_tell_what_one_person_allows(scheme):
     assert sizes[-1] / sizes[0] == pytest.approx(0.01)  # ten of a thousand, where there is one
 
 
+@pytest.mark.long
 def test_rounds_of_an_onion_have_about_the_same_noise():
     plan = sartor.plan(MANY, "rounds", steps=3_000, batch=64, rounds=10)
     noise = np.array([stage.noise_multiplier for stage in plan.stages])
@@ -277,6 +278,7 @@ def test_one_step_is_one_step():
     assert "1 step," in str(sartor.plan(BUDGETS, "uniform", steps=1, batch=20, accountant="rdp"))
 
 
+@pytest.mark.long
 def test_budgets_that_no_grid_serves_are_infeasible():
     budgets = sartor.Budgets.from_groups([(1e-3, 5_000), (1.0, 5_000)], delta=1e-5)
     with pytest.raises(sartor.Infeasible, match="too small, or too far apart"):

@@ -302,7 +302,7 @@ DATA = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", DATA)
 def test_a_data_set_that_makes_its_records_otherwise_is_refused(tmp_path, monkeypatch, kind):
     """Though none of the records that were looked at differs."""
@@ -416,7 +416,7 @@ class Held(Dataset):
         return self._items[i], int(records().tensors[1][i])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", HOLDING)
 def test_other_data_in_objects_are_refused(tmp_path, monkeypatch, kind):
     make, look = HOLDING[kind]

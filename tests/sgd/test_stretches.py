@@ -46,7 +46,7 @@ def fitted(plan=None, *, model=None, **settings):
 # -- the run
 
 
-@pytest.mark.parametrize("scheme", most_are_long(["scale", "sample", "equal", "hybrid", "uniform"], 3))
+@pytest.mark.parametrize("scheme", most_are_long(["sample", "scale", "equal", "hybrid", "uniform"], 2))
 def test_a_run_with_a_filter_equals_an_independent_implementation(scheme):
     assert difference_from_by_hand(filtered(scheme)) < SAME
 
@@ -301,7 +301,7 @@ def test_who_is_not_finite_needs_the_highest_rung():
 
 
 @pytest.mark.parametrize("kind", ["estimate", "strict"])
-@pytest.mark.parametrize("scheme", most_are_long(["scale", "sequential", "sample", "hybrid"], 2))
+@pytest.mark.parametrize("scheme", most_are_long(["sequential", "scale", "sample", "hybrid"], 1))
 def test_readings_are_the_costs_of_the_norms_that_were_tracked(kind, scheme):
     plan = sartor.plan(people(), scheme, steps=8, batch=20, clip=CLIP)
     result = fitted(plan, model=net(), tracking=sartor.Tracking(kind, 3))
@@ -454,7 +454,7 @@ def _tracked_in(folder):
     return (folder / pointer["folder"] / "tracked.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("stop", most_are_long([4, 3, 13, 1, 2, 6, 11], 2))
+@pytest.mark.parametrize("stop", most_are_long([3, 4, 13, 1, 2, 6, 11], 1))
 def test_a_stopped_and_resumed_run_has_the_same_units_rungs_and_accounts(tmp_path, stop):
     whole = _ends(tmp_path / "whole")
     with pytest.raises(Stopped):
