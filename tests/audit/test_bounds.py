@@ -260,3 +260,10 @@ def test_an_unknown_deviation_costs_its_part_of_the_risk():
     deviation = np.std(scores.inside, ddof=1)  # the larger one
     ratio = (9 / deviation - stats.t.isf(0.1, 5) * np.sqrt(1 / 4 + 1 / 3)) * np.sqrt(stats.chi2.ppf(0.1, 5) / 5)
     assert float(delta_of(ratio, np.array(gaussian_bound(scores, 1e-5, 0.8, deviation=None)))) == pytest.approx(1e-5, rel=1e-6)
+
+
+def test_ties_are_broken_otherwise_each_time():
+    """One order of ties over and over would be for members or for others: with these it would always refute."""
+    same = Scores(np.zeros(983), np.zeros(983))
+    assert sum(threshold_bound(same, 0.0, 0.99) > 0 for _ in range(300)) <= 15
+    assert threshold_bound(same, 0.0, 0.99, seed=0) > 0

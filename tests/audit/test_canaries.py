@@ -2,10 +2,12 @@
 
 import functools
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -13,6 +15,7 @@ from torch.utils.data import TensorDataset
 import sartor
 from sartor.audit.bounds import threshold_bound
 from sartor.audit.canaries import Flock, canary_attack, extended, plant, spread, together
+from sartor.audit.directions import Directions
 from sartor.audit.evidence import Evidence, expected_clips
 from sartor.audit.findings import AS_PLANNED, ONE_RUN
 from sartor.audit.published import published_attack
@@ -172,16 +175,22 @@ def test_holders_with_several_records_are_attacked_by_holder():
 
 
 def test_only_canaries_at_right_angles_are_taken_for_independent():
-    few, more, many = (attacked(planned("scale", steps=2), canaries=count, make=lambda: nn.Linear(32, 4)) for count in (128, 129, 2561))
+    few, more = (attacked(planned("scale", steps=2), canaries=count, make=lambda: nn.Linear(32, 4)) for count in (128, 129))
     assert len(more) == 129
     assert more.bounds == AS_PLANNED  # in two runs
     assert {group: len(scores.inside) + len(scores.outside) for group, scores in more.white_box.items()} == {0: 65, 1: 64}
     assert few.independent
     assert few.bounds == AS_PLANNED
-    assert not many.independent
+    assert not Directions([128], 129, seed=1).at_right_angles
+    many = replace(few, independent=False)
     assert many.bounds == ONE_RUN
     assert together([few, few]).bounds == AS_PLANNED
     assert together([few, many]).bounds == ONE_RUN
+
+
+def test_canaries_that_would_hide_each_other_are_refused():
+    with pytest.raises(SartorError, match="room for 128 in a run: plant 2560 or fewer"):
+        attacked(planned("scale", steps=2), canaries=2561, make=lambda: nn.Linear(32, 4))
 
 
 def test_noise_is_what_the_plan_says_unless_there_never_was_so_little():
@@ -248,3 +257,43 @@ def test_what_canaries_cannot_be_is_said():
     with pytest.raises(SartorError, match="no run"):
         together([])
     assert repr(attacked(planned("scale"), canaries=10)) == "Found(10 canaries in 2 groups)"
+
+
+@pytest.mark.parametrize(("scheme", "options"), [("sample", {}), ("scale", {}), ("rounds", {"rounds": 2})])
+def test_evidence_is_how_much_likelier_sums_are_by_the_coins_and_clips_of_the_plan(scheme, options):
+    plan, random = planned(scheme, steps=4, **options), np.random.default_rng(1)
+    blocks = np.array([100, 4])
+    evidence, wanted, begin = Evidence(plan, np.array([0, 1]), blocks), np.zeros(2), 0
+    for stage in plan.stages:
+        told = np.zeros(2)
+        for step in range(begin, begin + stage.steps):
+            noise = plan.noise_at(step)
+            dots = noise * random.standard_normal((2, 2))
+            evidence.add(step, dots, noise**2 * blocks.astype(float))
+            without, with_ = (stats.norm.pdf(dots.sum(1), mean, noise) for mean in (0.0, stage.clips))
+            told += np.log(stage.rate * with_ + (1 - stage.rate) * without) - np.log(without)
+        wanted += np.log(1 - stage.inclusion + stage.inclusion * np.exp(told))
+        begin += stage.steps
+    assert evidence.total == pytest.approx(wanted, rel=1e-9)
+
+
+def test_noise_that_is_missing_is_believed_little_by_little():
+    plan = planned("scale", steps=40)
+    noise, blocks = plan.noise_at(0), np.array([100, 4])
+    usual, low = (Evidence(plan, np.array([0, 1]), blocks) for _ in range(2))
+    for step in range(plan.steps):
+        for evidence, there in ((usual, [1, 1]), (low, [1, 0])):
+            evidence.add(step, np.full((2, 2), noise), noise**2 * blocks * np.array(there, float))
+        if step == 0:
+            assert low.total == pytest.approx(usual.total, rel=0.1)
+    assert np.all(low.total > 1.2 * usual.total)
+
+
+def test_coins_of_canaries_are_fair_and_those_of_several_runs_their_own():
+    included = Flock.in_space(np.zeros(100_000, int), [4], seed=1).included
+    assert included.mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(100_000))
+    found = attacked(planned("scale", steps=2), canaries=256, make=lambda: nn.Linear(32, 4))  # in two runs
+    one, other = slice(0, 128), slice(128, 256)
+    assert np.array_equal(found.group[one], found.group[other])
+    assert 0.3 < (found.included[one] == found.included[other]).mean() < 0.7
+    assert abs(np.corrcoef(found.white[one], found.white[other])[0, 1]) < 5 / np.sqrt(128)

@@ -9,6 +9,7 @@ import sartor
 from sartor import federated
 from sartor.audit.bounds import threshold_bound
 from sartor.audit.clients import client_attack
+from sartor.audit.evidence import Evidence
 from sartor.errors import SartorError
 
 DELTA = 1e-2
@@ -60,3 +61,17 @@ def test_real_clients_hide_nobody_from_whoever_knows_them():
 def test_a_model_that_cannot_be_trained_has_no_canaries():
     with pytest.raises(SartorError, match="no floating-point array"):
         client_attack({"seen": np.array(3)}, people(), planned(), canaries=10)
+
+
+@pytest.mark.parametrize("adaptive", [None, federated.AdaptiveClip(quantile=0.1, lr=0.5, noise=5.0)], ids=["fixed", "adaptive"])
+def test_what_rounds_release_is_scored_in_units_of_the_planned_noise(adaptive, monkeypatch):
+    plan, found, right = planned("scale", adaptive), [], Evidence.add
+
+    def noted(self, step, dots, squares):
+        found.append(squares / self._blocks)
+        right(self, step, dots, squares)
+
+    monkeypatch.setattr(Evidence, "add", noted)
+    client_attack(MODEL, people(), plan, canaries=2, seed=3)
+    assert len(found) == plan.rounds
+    assert np.mean(found, axis=0) == pytest.approx(np.full(2, plan.accounted.noise**2), rel=0.25)

@@ -46,7 +46,8 @@ def test_few_people_stand_beside_others_and_their_budget_is_not_told():
     found = findings("lira", {0: normal(0.1, 3), 1: normal(0.1), 2: normal(0.2)}, PLAN)
     assert len(found.rows) == 2
     assert found.rows[0].holders >= 10
-    for text in (json.dumps(found.to_json()), str(found.table()), audit_page(found, title="audit"), repr(found)):
+    page = re.sub("<svg.*?</svg>", "", audit_page(found, title="audit"), flags=re.DOTALL)
+    for text in (json.dumps(found.to_json()), str(found.table()), page, repr(found)):
         assert "0.731" not in text
         assert "3.7e-07" not in text
 
@@ -54,7 +55,7 @@ def test_few_people_stand_beside_others_and_their_budget_is_not_told():
 def test_the_document_has_what_was_found_of_each_group():
     document = findings("loss", {1: normal(0.1), 2: normal(0.2)}, PLAN, confidence=0.95).to_json()
     assert (document["attack"], document["verdict"], document["confidence"]) == ("loss", "consistent", 0.95)
-    fields = {"epsilon", "delta", "holders", "lower_bound", "auc", "tpr_at_0.001", "tpr_at_0.01"}
+    fields = {"epsilon", "delta", "holders", "lower_bound", "auc", "tpr_at_0.001", "tpr_at_0.01", "inside", "outside", "could_show"}
     assert all(set(group) == fields for group in document["groups"])
 
 
@@ -68,7 +69,7 @@ def test_the_confidence_is_shared_among_groups_kinds_of_bounds_and_attacks(bound
     scores = {1: normal(0.1), 2: normal(0.2)}
     for attacks in (1, 3):
         findings("canary", scores, PLAN, confidence=0.9, bounds=[noted(bound) for bound in bounds], attacks=attacks)
-        assert asked == pytest.approx([1 - 0.1 / (2 * attacks * len(bounds))] * 2 * len(bounds))
+        assert asked == pytest.approx([1 - 0.1 / (2 * attacks * len(bounds))] * 4 * len(bounds))  # for what is, and what could be shown
         asked.clear()
 
 
@@ -108,3 +109,66 @@ def test_a_page_says_where_it_may_be_shown_to_nobody():
     page = audit_page(shown, title="audit")
     assert "Show them to nobody" not in page
     assert "<svg" in page
+
+
+def test_a_row_of_several_groups_is_held_to_the_largest_of_their_promises():
+    asked = []
+
+    def bound(scores, delta, confidence):
+        asked.append(delta)
+        return 1.9  # more than the smaller epsilon of the first row, less than the larger one
+
+    found = findings("canary", {0: normal(0.1), 1: normal(0.1)}, PLAN, bounds=[Kind(bound, "every promise held")])
+    assert set(asked) == {1e-5}
+    assert [row.refuted for row in found.rows] == [False]
+    assert found.verdict == "consistent"
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(4.0, "consistent"), (np.nextafter(4.0, 5.0), "refuted")])
+def test_just_what_was_promised_refutes_nothing(bound, verdict):
+    kind = Kind(lambda scores, delta, confidence: float(bound), "every promise held")
+    assert findings("canary", {2: normal(0.1)}, PLAN, bounds=[kind]).verdict == verdict
+
+
+def test_where_nothing_could_be_shown_it_is_said():
+    claimed = PLAN.epsilon[1]
+    for count, blind in ((20, True), (2_000, False)):
+        found = findings("canary", {1: normal(9, count)}, PLAN, bounds=[Kind(lambda scores, *_: 0.001 * scores.inside.size * claimed, "")])
+        assert found.rows[0].could_show == pytest.approx(0.001 * count * claimed)
+        assert found.rows[0].is_blind == blind
+        assert ("it says nothing" in found.sentence()) == blind
+        assert (found.table().rows[0][-1] == "too few scores") == blind
+
+
+def test_perfect_scores_of_few_records_refute_little_and_are_said_to():
+    found = findings("lira", {1: normal(30, 50), 2: normal(30, 50)}, PLAN)
+    assert all(row.lower_bound == pytest.approx(row.could_show) for row in found.rows)
+
+
+def test_scores_that_are_all_the_same_are_said_to_tell_nothing():
+    same = Scores(np.zeros(50), np.zeros(50))
+    assert "all scores are the same" in findings("rmia", {1: same, 2: normal(0.1)}, PLAN).sentence()
+    assert "all scores are the same" not in findings("rmia", {1: normal(0.1), 2: normal(0.1)}, PLAN).sentence()
+
+
+def test_scores_of_members_alone_are_refused():
+    everybody = {group: Scores(np.ones(20), np.zeros(0)) for group in (1, 2)}
+    with pytest.raises(SartorError, match="some who did not"):
+        findings("lira", everybody, PLAN)
+
+
+def test_rates_that_so_few_cannot_tell_are_not_in_the_table():
+    (row,) = findings("canary", {1: normal(1, 500)}, PLAN).table().rows
+    assert row[-3] == "-"
+    assert row[-2].endswith("%")
+
+
+def test_curves_of_one_epsilon_are_told_apart_by_delta():
+    plan = sartor.plan(sartor.Budgets([1.0] * 40, delta=[1e-5] * 20 + [1e-4] * 20), "uniform", steps=2, batch=5, accountant="rdp")
+    found = findings("canary", {group: normal(0.1) for group in range(len(plan))}, plan)
+    page = audit_page(found, title="audit")
+    if len(found.rows) > 1:
+        assert "delta 1e-05" in page
+    assert "guessing" in page
+    assert "Confidence 0.99" in page
+    assert "canaries" in page

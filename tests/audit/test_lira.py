@@ -137,9 +137,10 @@ def test_what_cannot_be_attacked_is_refused(wrong, match):
         wrong(drawn())
 
 
-def test_a_group_of_whom_all_are_in_has_no_scores():
+def test_a_group_of_whom_all_are_in_stays_with_nobody_on_the_other_side():
     shadows = drawn()
-    assert losses_on(shadows, np.zeros(200), shadows.groups == 0) == {}
+    found = losses_on(shadows, np.zeros(200), shadows.groups == 0)
+    assert {group: (one.inside.size, one.outside.size) for group, one in found.items()} == {0: (100, 0), 1: (0, 100)}
 
 
 def test_a_threshold_chosen_on_one_half_is_not_praised_for_noise():
@@ -158,3 +159,38 @@ def test_a_threshold_tells_as_many_right_as_it_can():
 def test_scores_that_anti_correlate_are_told_wrong_not_turned_round():
     generator = np.random.default_rng(2)
     assert threshold_success(Scores(generator.normal(-3, 1, 1000), generator.normal(3, 1, 1000))).accuracy == pytest.approx(0.5, abs=0.01)
+
+
+def test_offline_rmia_extrapolates_from_models_that_the_target_was_out_of():
+    shadows = drawn(models=8, targets=10, population=30)
+    found = offline_rmia(shadows, models=[0], gamma=1.5, extrapolated=0.3)
+
+    def p(x):
+        return 1 / (1 + np.exp(-x))
+
+    rest = slice(2, 8)
+    out = [p(shadows.signals[rest, target])[~shadows.inside[rest, target]].mean() for target in range(10)]
+    usual, usual_of_others = (0.65 * np.array(mean) + 0.35 for mean in (out, p(shadows.population[rest]).mean(0)))
+    ratio, ratios = p(shadows.signals[0]) / usual, p(shadows.population[0]) / usual_of_others
+    wanted = np.array([np.mean([r / z >= 1.5 for z in ratios]) for r in ratio])
+    for group in found:
+        own = shadows.groups == group
+        assert np.allclose(found[group].inside, wanted[own & shadows.inside[0]])
+        assert np.allclose(found[group].outside, wanted[own & ~shadows.inside[0]])
+
+
+def test_few_references_are_the_pair_that_follows_and_not_the_same_for_all():
+    shadows = drawn(models=8, targets=50)
+    for pair in range(4):
+        signals = shadows.signals.copy()
+        signals[2 * pair : 2 * pair + 2] += 3
+        moved, changed = Shadows(shadows.inside, signals, shadows.groups, shadows.population), []
+        for model in (model for model in range(0, 8, 2) if model != 2 * pair):
+            one, other = (rmia(which, models=[model], references=2)[0] for which in (shadows, moved))
+            changed += [] if np.array_equal(one.inside, other.inside) else [model]
+        assert changed == [(2 * pair - 2) % 8]
+
+
+def test_halves_are_drawn_at_random():
+    scores = Scores(np.repeat([3.0, 1.0], 500), np.repeat([2.0, 0.0], 500))  # what tells the first halves apart tells nothing of the second
+    assert threshold_success(scores).accuracy == pytest.approx(0.75, abs=0.05)

@@ -75,3 +75,14 @@ def test_noise_that_is_too_low_is_named_as_such_though_steps_share_it():
     values[::2] = values[1::2]
     assert faults_of_noise(values, [600]) == [STEPS]
     assert faults_of_noise(values / 3, [600]) == [DEVIATION, STEPS]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "laplace", "signs"])
+def test_noise_of_the_right_deviation_and_another_shape_is_named(kind):
+    generator, shape = np.random.default_rng(3), (50, 1_000)
+    made = {
+        "uniform": generator.uniform(-np.sqrt(3), np.sqrt(3), shape),
+        "laplace": generator.laplace(0, 1 / np.sqrt(2), shape),
+        "signs": generator.choice([-1.0, 1.0], shape),
+    }
+    assert faults_of_noise(made[kind], [1_000])

@@ -158,3 +158,9 @@ def test_counts_that_cannot_be_are_refused():
         one_run_bound(1, 2, 5, 0.0, 1.0)
     with pytest.raises(SartorError, match="cannot be"):
         correct_guesses(Scores([1.0], [0.0]), 3)
+
+
+def test_ties_are_broken_otherwise_each_time():
+    same = Scores(np.zeros(500), np.zeros(500))
+    assert len({correct_guesses(same, 400) for _ in range(20)}) > 1
+    assert correct_guesses(same, 400, seed=3) == correct_guesses(same, 400, seed=3)

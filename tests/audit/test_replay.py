@@ -20,10 +20,13 @@ from torch.utils.data import Dataset, TensorDataset
 import sartor
 from sartor import federated, pate
 from sartor.audit import replay_ensemble as ensembles
+from sartor.audit.noise import DEVIATION
 from sartor.audit.replay import Replayed, replay, without
 from sartor.audit.replay_ensemble import replay_ensemble
 from sartor.audit.replay_rounds import replay_rounds
-from sartor.audit.replay_votes import replay_votes
+from sartor.audit.replay_votes import Votings, replay_votes
+from sartor.audit.replay_votes import _of_noise as of_noise
+from sartor.audit.shown import Shown, compared
 from sartor.errors import SartorError
 from sartor.federated import AdaptiveClip
 from sartor.federated.rounds import Round
@@ -34,6 +37,7 @@ from sartor.run.stream import Stream
 from sartor.run.witness import looked_at_by, seen
 from sartor.sgd import fit_members
 from sartor.sgd.gradients.engine import PerExample
+from sartor_testing import many_records
 from sartor_testing import private_runs as runs
 from sartor_testing.amount import examples, most_are_long
 
@@ -604,9 +608,9 @@ def test_labels_in_ascending_order_are_replaced_as_well():
     data = TensorDataset(*(tensor[order] for tensor in LOUD.tensors))
     replaced, missed = without(data, np.array([0]))
     assert not missed
-    assert replaced.tensors[1][0] == data.tensors[1][1]
+    assert replaced.tensors[1][0] != data.tensors[1][0]
     last, _ = without(data, np.array([len(data) - 1]))
-    assert last.tensors[1][-1] == data.tensors[1][0] != data.tensors[1][-1]
+    assert last.tensors[1][-1] != data.tensors[1][-1]
 
 
 def test_records_that_stay_as_they_were_are_told():
@@ -618,7 +622,7 @@ def test_records_that_stay_as_they_were_are_told():
 
     holder = int((LOUD.tensors[1] != LOUD.tensors[1][0]).nonzero()[0])
     _, missed = without(Elsewhere([LOUD.tensors[0]]), np.array([holder]))
-    assert missed == {"records in Elsewhere"}
+    assert missed == {"records in Elsewhere", "rows, which may follow from all records"}
 
 
 class Augmented(Cached):
@@ -719,3 +723,187 @@ def test_a_voting_without_queries_is_refused():
     plan = pate.plan(PEOPLE, "weight", teachers=30, aggregator=KINDS[0])
     with pytest.raises(SartorError, match="no query was asked"):
         replay_votes(plan, np.zeros((0, 30), int), 5)
+
+
+# --- what could not be looked at is said ---
+
+
+def test_a_private_run_in_another_thread_is_left_alone_and_told_of():
+    told = []
+
+    class Listening:
+        def __getattr__(self, name):
+            return lambda *given_, **how: told.append(name)
+
+    def apart():
+        runs.train(*runs.private(seed=None))
+        told.append("done")
+
+    with looked_at_by(Listening()):
+        thread = threading.Thread(target=apart)
+        thread.start()
+        thread.join()
+    assert set(told) == {"overlooked", "done"}
+
+    def train(data, seed):
+        thread = threading.Thread(target=apart)
+        thread.start()
+        thread.join()
+        return trained(data, seed)[0]
+
+    found = replayed(train=train, holders=1)
+    assert found.verdict == "consistent", found.faults
+    assert "a private run that began in another thread meanwhile" in found.unseen
+
+
+class Remembering:
+    """Training that keeps how often it was asked for."""
+
+    def __init__(self):
+        self.times = 0
+
+    def __call__(self, data, seed):
+        self.times += 1
+        return trained(data, seed)[0]
+
+
+ELSEWHERE = TensorDataset(*(tensor.clone() for tensor in LOUD.tensors))
+UNSEEN = {
+    "what train keeps from one run to the next": Remembering(),
+    "records that train reads from elsewhere than the data set that it is given": lambda data, seed: trained(ELSEWHERE, seed)[0],
+    "numbers that train reaches beside its argument (LOUD.tensors.0, LOUD.tensors.1)": lambda data, seed: (
+        len(LOUD),
+        trained(data, seed)[0],
+    )[1],
+}
+
+
+@pytest.mark.parametrize("words", UNSEEN)
+def test_where_a_holder_may_hide_from_the_second_run_is_told(words):
+    assert words in replayed(train=UNSEEN[words], holders=1).unseen
+
+
+def test_replay_and_training_must_have_the_same_ownership():
+    plan = many_records.planned(steps=2, accountant="rdp")
+
+    def train(data, seed):
+        model, private, loader = many_records.private(plan, dataset=data, seed=seed)
+        runs.train(model, private, loader)
+
+    with pytest.raises(SartorError, match="another ownership"):
+        replay(train, many_records.visits(), runs.people(), plan, holders=1)
+
+
+def test_the_usual_random_numbers_go_on_as_if_nothing_had_been_replayed():
+    def drawn(between):
+        random.seed(5)
+        np.random.seed(5)  # noqa: NPY002
+        torch.manual_seed(5)
+        between()
+        return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+    assert drawn(lambda: replayed(train=lambda data, seed: trained(data, seed)[0], holders=1)) == drawn(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder", "is_open"), [(0o604, 0o755, True), (0o640, 0o755, True), (0o600, 0o755, False), (0o644, 0o700, False)]
+)
+def test_a_file_is_open_where_somebody_else_may_read_it_and_enter_its_folder(mode, folder, is_open, tmp_path):
+    file = tmp_path / "inner" / "mean.txt"
+    file.parent.mkdir()
+    file.write_text("1")
+    file.chmod(mode)
+    file.parent.chmod(folder)
+    shown = Shown()
+    shown.returned(tmp_path)
+    assert (shown.pieces()["written", "inner/mean.txt"] != "for its owner alone") == is_open
+
+
+@pytest.mark.parametrize("change", ["grad", "mean"])
+def test_what_a_model_holds_beside_its_parameters_is_compared(change):
+    def shown(value):
+        model, found = runs.net(), Shown()
+        model[0].weight.grad, model[2].mean = torch.zeros(5, 4), 0.0
+        if change == "grad":
+            model[0].weight.grad += value
+        else:
+            model[2].mean = value
+        found.returned(model)
+        return found
+
+    assert not shown(1.0).unlike(shown(1.0))
+    assert shown(1.0).unlike(shown(2.0))
+
+
+def test_it_is_asked_again_whether_a_piece_follows_the_holder():
+    def said(text):
+        found = Shown()
+        found.returned({"seconds": text})
+        return found
+
+    clock = iter("112")  # the first run once more, in another second at last
+    never = {"what is returned, as it differs from run to run"}
+    assert compared(said("1"), said("2"), control=lambda: said(next(clock)), again=lambda: said("2")) == ([], never)
+    found, _ = compared(said("1"), said("2"), control=lambda: said("1"), again=lambda: said("2"))
+    assert found == ["what is returned follows the holder's records although the same was released."]
+
+
+class Shared(list):
+    """A list that copies share."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class Keeping(pate.EstimatorTeachers):
+    """Teachers who keep what they were taught."""
+
+    kept = None
+
+    def taught(self, *given):
+        self.kept.append(1)
+        return super().taught(*given)
+
+
+def test_what_teachers_keep_is_told():
+    teachers = Keeping(KNeighborsClassifier(1), workers=1, seed=0, progress=False)
+    teachers.kept = Shared()
+    assert learnt(teachers, holders=1).unseen == ("what teachers keep from one time that they are taught to the next",)
+    assert learnt(holders=1).unseen == ()
+
+
+class Counting:
+    """Clients who answer louder each time."""
+
+    def __init__(self):
+        self.times = {}
+
+    def __call__(self, data, client, model, number):
+        self.times[client] = self.times.get(client, 0) + 1
+        return {"bias": model["bias"] + 1e-3 * self.times[client] * data.tensors[0][client].numpy()}
+
+
+def test_every_run_of_rounds_has_clients_who_remember_nothing_yet():
+    plan = federated.plan(CLIENTS, "scale", rounds=4, per_round=10, accountant="rdp")
+    found = replay_rounds(Counting(), TensorDataset(torch.ones(40, 3)), {"bias": np.zeros(3)}, CLIENTS, plan, holders=2)
+    assert found.verdict == "consistent", found.faults
+
+
+def test_what_labels_and_passes_of_a_voting_follow_from_is_looked_at():
+    plan = pate.plan(PEOPLE, "weight", teachers=30, aggregator=KINDS[1])
+    polls = list(Votings(plan, votes_for(plan), 5, student=None, seed=0, go_on=False)._tape.polls.values())
+    assert of_noise(plan, polls, None) == []
+    follow = "labels, or whether there are any, follow from more than noisy counts."
+    assert of_noise(plan, [poll._replace(labels=poll.counts.argmax(1)) for poll in polls], None) == [follow]
+    assert of_noise(plan, [poll._replace(passed=~poll.passed) for poll in polls], None) == [follow]
+    quiet = [poll.test._replace(noisy=poll.test.figure + 1e-3 * (poll.test.noisy - poll.test.figure)) for poll in polls]
+    untested = [poll._replace(test=test, passed=test.noisy > test.threshold) for poll, test in zip(polls, quiet, strict=True)]
+    assert of_noise(plan, untested, None) == [DEVIATION]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["every", "confident"])
+def test_a_tenth_less_than_was_moved_is_charged_too_little(kind, monkeypatch):
+    right = Voting._prices
+    monkeypatch.setattr(Voting, "_prices", lambda self: tuple(0.9 * price for price in right(self)))
+    plan = pate.plan(PEOPLE, "weight", teachers=30, aggregator=kind)
+    assert "a group is charged for less than its members moved." in replay_votes(plan, votes_for(plan), 5).faults

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from sartor.audit import shadow_training
 from sartor.audit.shadow_training import Learning, Material, Without, train_alone, train_stacked
 from sartor.audit.stacked import Stack
 from sartor.errors import SartorError
+from sartor.plans import Stage
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream, normal
 from sartor.sgd.loss import Loss
@@ -272,3 +275,28 @@ def test_plans_of_several_models_have_no_shadows():
     data = TensorDataset(torch.randn(40, 4), torch.zeros(40, dtype=torch.long))
     with pytest.raises(SartorError, match="one model for each round"):
         Material(lambda: nn.Linear(4, 2), data, budgets, plan, Learning(), None)
+
+
+def test_every_step_has_the_noise_of_its_stage():
+    of = material("sample")
+    (stage,) = of.plan.stages
+    louder = Stage(2, 3 * stage.noise_multiplier, stage.rate, stage.clips)
+    plan = replace(of.plan, stages=(Stage(2, stage.noise_multiplier, stage.rate, stage.clips), louder))
+    other = replace(of, plan=plan)
+    assert (of_model(train_stacked(other, [5], [NOBODY]), 0) - by_hand(other, 5, NOBODY)).abs().max() < SAME
+
+
+def test_records_of_those_who_are_out_have_no_influence_under_a_filter_either():
+    plan = sartor.plan(people(), "scale", steps=4, batch=20, clip=0.05, filter="ladder", refresh=2, full_steps=2)
+    (inputs, targets), out = records().tensors, some(3)
+    changed = inputs.clone()
+    changed[torch.from_numpy(out)] += 5
+    one, other = (replace(material(dataset=TensorDataset(rows, targets)), plan=plan) for rows in (inputs, changed))
+    assert torch.equal(flat(train_alone(one, 2, out)), flat(train_alone(other, 2, out)))
+    assert not torch.equal(flat(train_alone(one, 2, ~out)), flat(train_alone(other, 2, ~out)))
+
+
+def test_one_number_that_is_not_finite_is_enough(monkeypatch):
+    monkeypatch.setattr(shadow_training, "normal", lambda generator, size, deviation: np.where(np.arange(size) == 0, np.inf, 0.0))
+    with pytest.raises(SartorError, match="no longer finite after step 1 of 4"):
+        train_stacked(material(), [1], [NOBODY])

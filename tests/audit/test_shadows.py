@@ -17,6 +17,9 @@ from torch.utils.data import TensorDataset
 import sartor
 from sartor.audit import shadow_tasks as tasks
 from sartor.audit import shadows as making
+from sartor.audit.findings import findings
+from sartor.audit.losses import losses
+from sartor.audit.shadow_folder import ShadowFolder
 from sartor.audit.shadow_training import Learning, train_alone
 from sartor.audit.shadows import Shadows, coins, seed_of, train_shadows
 from sartor.audit.signals import NAMES, by_holder, of_outputs, signals_of
@@ -344,3 +347,76 @@ def test_in_and_out_swapped_is_caught(monkeypatch):
 
     monkeypatch.setattr(making, "_tasks", swapped)
     assert in_is_higher() < -5
+
+
+def test_a_folder_that_was_open_to_others_is_closed(tmp_path):
+    place = tmp_path / "kept"
+    place.mkdir()
+    place.chmod(0o755)
+    made(folder=place, models=2)
+    assert stat.S_IMODE(os.stat(place).st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "learning", [{"loss": nn.functional.multi_margin_loss}, {"momentum": 0.5}, {"optimizer": "adam"}], ids=lambda given: next(iter(given))
+)
+def test_signals_of_models_that_learnt_otherwise_are_refused(learning, tmp_path):
+    made(folder=tmp_path / "kept", models=2)
+    with pytest.raises(SartorError, match=r"with another (learning|network)"):
+        made(folder=tmp_path / "kept", models=2, learning=Learning(**{"lr": 0.5, **learning}))
+
+
+def test_signals_of_records_that_were_other_peoples_are_refused(tmp_path):
+    one, other = (sartor.Ownership(of, HOLDERS) for of in (np.repeat(np.arange(HOLDERS), 2), np.tile(np.arange(HOLDERS), 2)))
+    twice = TensorDataset(*(tensor.repeat_interleave(2, 0) for tensor in records().tensors))
+    plan = sartor.plan(people(), steps=2, batch=20, clip=0.05, accountant="rdp", ownership=one)
+    made(plan=plan, dataset=twice, ownership=one, models=2, folder=tmp_path / "kept")
+    with pytest.raises(SartorError, match="with another"):
+        made(plan=plan, dataset=twice, ownership=other, models=2, folder=tmp_path / "kept")
+
+
+def test_nothing_is_kept_where_another_audit_may_have_come_in(tmp_path):
+    with ShadowFolder(tmp_path / "kept", {"seed": "1"}) as place:
+        (tmp_path / "kept" / "lock").unlink()
+        with pytest.raises(SartorError, match="another process may work in it"):
+            place.put(0, {})
+        assert place.found(0) is None
+
+
+def test_records_go_to_processes_through_pipes_and_not_through_files(monkeypatch):
+    asked, right = [], joblib.Parallel
+    monkeypatch.setattr(tasks.joblib, "Parallel", lambda **given: asked.append(given["max_nbytes"]) or right(**given))
+    made(models=2)
+    assert asked == [None]
+
+
+def of_singles(signals, inside):
+    """Sixty people with a budget of their own each, attacked by what one model shows of them."""
+    budgets = sartor.Budgets(np.linspace(1, 2, inside.shape[1]), delta=1e-5)
+    plan = sartor.plan(budgets, "uniform", steps=2, batch=5, accountant="rdp")
+    shadows = Shadows(inside, signals, plan.groups_of(budgets), np.empty((len(inside), 0)))
+    return findings("loss", losses(shadows), plan, counted=losses(shadows, models=[0]), confidence=0.9)
+
+
+def test_budgets_of_ones_own_are_attacked_as_well():
+    inside = coins(2, 600, seed=1)
+    found = of_singles(100.0 * inside, inside)
+    assert len(found.rows) < 100
+    assert max(row.auc for row in found.rows) == 1
+    assert max(row.lower_bound for row in found.rows) > 0.3
+
+
+def test_groups_whose_coins_fell_alike_are_not_left_out():
+    """Or the coins of those who are left would not be their own: of every pair just one would be in."""
+    hits = 0
+    for seed in range(20):
+        inside = coins(2, 600, seed)
+        budgets = sartor.Budgets(np.repeat(np.linspace(1, 2, 300), 2), delta=1e-5)
+        plan = sartor.plan(budgets, "uniform", steps=2, batch=5, accountant="rdp")
+        generator = np.random.default_rng(seed)
+        pair = inside[:, ::2].astype(float) - inside[:, 1::2] + generator.laplace(0, 1, (2, 300))
+        shadows = Shadows(inside, np.stack([pair, -pair], 2).reshape(2, 600), plan.groups_of(budgets), np.empty((2, 0)))
+        counted = losses(shadows, models=[0])
+        assert sum(one.inside.size + one.outside.size for one in counted.values()) == 600
+        hits += findings("loss", losses(shadows), plan, counted=counted).verdict == "refuted"
+    assert hits <= 2

@@ -101,3 +101,11 @@ def test_an_attack_of_nothing_is_refused():
         vote_attack(planned(), people(), repetitions=0)
     with pytest.raises(SartorError, match="a group has no holder"):
         teachers_of(planned(), sartor.Budgets([1.0] * 10, delta=DELTA), 1, seed=1)
+
+
+def test_votings_have_coins_of_their_own_in_both_worlds_and_all_repetitions(monkeypatch):
+    monkeypatch.setattr(attack, "_ROWS", 20 * 20)  # some repetitions at once
+    for aggregator, repetitions in ((PLAIN, 200), (TESTED, 40)):
+        found = vote_attack(planned("weight", aggregator), people(), repetitions=repetitions, queries=20, seed=3)[1]
+        assert abs(np.corrcoef(found.inside, found.outside)[0, 1]) < 0.5
+        assert not np.array_equal(found.inside[:20], found.inside[20:40])

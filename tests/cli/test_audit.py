@@ -2,13 +2,17 @@
 
 import json
 import stat
+import sys
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import sartor
 from sartor import federated, pate
-from sartor.audit import shadow_tasks
+from sartor.audit import shadow_tasks, shadows
+from sartor.audit.findings import AS_PLANNED, ONE_RUN, REPEATED
+from sartor.audit.shadows import Shadows, coins
 from sartor.cli import app
 from sartor.errors import SartorError
 from sartor.federated import rounds
@@ -215,8 +219,79 @@ def test_a_page_is_not_written_among_a_runs_files(config, tmp_path):
 
 def test_what_is_no_run_is_refused(tmp_path, file):
     assert "there is no" in refused(tmp_path / "nowhere")
-    assert "the settings" in refused(tmp_path)
+    assert "is not the folder of a run" in refused(tmp_path)
+    assert "name no data" in refused(file("empty.toml", "steps = 4\n"))
     unsound = SETTINGS + 'scheme = "rounds"\nform = "published"\nunsound = true\n'
     assert "published" in refused(file("published.toml", unsound))
     assert "command is train, pate or federate" in refused(file("other.toml", 'command = "account"'))
     assert "makes no promise" in refused(file("dependent.toml", VOTES.format("weight") + 'bound = "dependent"\n'))
+
+
+def own_table(file):
+    """Settings of people's own table."""
+    table = file("people.csv", [{"x": i % 7, "y": i % 2, "epsilon": 1 + (i // 2) % 2} for i in range(60)])
+    schema = file("schema.toml", 'target = "y"\nclasses = ["0", "1"]\nfeatures = ["x"]\n[columns.x]\nbounds = [0, 7]\n')
+    common = f'table = "{table}"\nschema = "{schema}"\nbudget_column = "epsilon"\ndelta = "1e-3"\nsteps = 4\nbatch = 20\n'
+    return file("own.toml", common + 'accountant = "rdp"\n')
+
+
+def test_a_page_of_peoples_own_table_is_for_its_owner_alone_and_says_so(file, config, tmp_path):
+    own, shown = tmp_path / "own.html", tmp_path / "shown.html"
+    found = json.loads(run(own_table(file), "--attack", "canary", "--canaries", 20, "--sensitive", "--page", own, "--json"))
+    assert found["sensitive"] is True
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600
+    assert "Show them to nobody" in own.read_text()
+    assert "sensitive" not in json.loads(run(config, "--attack", "canary", "--canaries", 20, "--page", shown, "--json"))
+    assert "Show them to nobody" not in shown.read_text()
+
+
+def test_the_confidence_and_the_seed_that_are_asked_for_count(config):
+    asked = "--attack", "canary", "--canaries", 60, "--json"
+    one, sure, other = (json.loads(run(config, *asked, *more)) for more in ((), ("--confidence", 0.9), ("--seed", 1)))
+    assert (one["confidence"], sure["confidence"]) == (0.99, 0.9)
+    assert [group["auc"] for group in one["groups"]] == [group["auc"] for group in sure["groups"]]
+    assert [group["auc"] for group in one["groups"]] != [group["auc"] for group in other["groups"]]
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """By what `findings` is asked: the scores, those that bounds may be computed from, and the kinds of bounds."""
+    judging = sys.modules["sartor.audit.findings"]  # the package has a function of this name
+    asked, right = [], judging.findings
+
+    def noted(attack, scores, plan, **how):
+        asked.append((scores, how.get("counted"), how.get("bounds")))
+        return right(attack, scores, plan, **how)
+
+    monkeypatch.setattr(judging, "findings", noted)
+    return asked
+
+
+def sizes(scores):
+    return [len(one.inside) + len(one.outside) for one in scores.values()]
+
+
+def test_canaries_are_judged_by_the_bounds_that_hold_for_them_and_are_as_many_as_asked_for(file, config, judged):
+    for path in (config, file("rounds.toml", ROUNDS), file("votes.toml", VOTES.format("weight"))):
+        run(path, "--attack", "canary", "--canaries", 80)
+    assert [bounds for *_, bounds in judged] == [AS_PLANNED, AS_PLANNED, REPEATED]
+    assert [sizes(scores) for scores, *_ in judged] == [[40, 40]] * 3
+
+
+@pytest.mark.parametrize("attack", ["lira", "rmia", "loss"])
+def test_bounds_are_counted_on_one_shadow_model_in_which_everybodys_coin_was_their_own(attack, config, judged, monkeypatch):
+    def trained(make, data, budgets, plan, *, models, **how):
+        signals = np.random.default_rng(1).standard_normal((models, len(budgets)))
+        return Shadows(coins(models, len(budgets), 1), signals, plan.groups_of(budgets), signals[:, :9])
+
+    monkeypatch.setattr(shadows, "train_shadows", trained)
+    run(config, "--attack", attack, "--shadows", 6)
+    ((scores, counted, bounds),) = judged
+    assert bounds == ONE_RUN
+    assert sizes(scores) == [6 * size for size in sizes(counted)]
+
+
+def test_shadow_models_are_not_kept_among_a_runs_files(config, tmp_path):
+    out = tmp_path / "run"
+    assert CliRunner().invoke(app, ["train", "--config", str(config), "--out", str(out)]).exit_code == 0
+    assert "lies in the folder of the run" in refused(out, "--attack", "loss", "--shadows", 2, "--cache", out / "cache")

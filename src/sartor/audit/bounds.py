@@ -30,6 +30,8 @@ RANKS = ((1, 0.05), (16, 0.1))
 SHARES = ((1 / 64, 0.45), (1 / 10, 0.2), (1 / 4, 0.2))
 """Where thresholds stand, at ranks of a side or where a share of it is beyond them, and which part of the side's risk each has."""
 
+SUREST = 1e-15
+"""What is left to chance at least."""
 _BISECTIONS = 40
 
 
@@ -37,8 +39,8 @@ def check_statement(delta: float, confidence: float) -> None:
     """Refuse a delta or a confidence with which nothing can be stated."""
     if not 0 <= delta < 1:
         raise SartorError(f"a delta lies between 0 and 1, not at {delta}.")
-    if not 0 < confidence < 1:
-        raise SartorError(f"a confidence lies between 0 and 1, not at {confidence}.")
+    if not 0 < confidence < 1 - SUREST:
+        raise SartorError(f"a confidence lies between 0 and 1 - {SUREST:g}, not at {confidence}.")
 
 
 def highest_rate(found: ArrayLike, among: int, risk: float) -> Array:
@@ -75,7 +77,7 @@ def bound_at(scores: Scores, thresholds: ArrayLike, delta: float, confidence: fl
     return max(0.0, float(found.max()))
 
 
-def threshold_bound(scores: Scores, delta: float, confidence: float, *, seed: int = 0) -> float:
+def threshold_bound(scores: Scores, delta: float, confidence: float, *, seed: int | None = None) -> float:
     """A bound from few thresholds that stand at fixed ranks of one side and are counted on the other; no score is set aside.
 
     Guarantee: exceeds the true epsilon with probability at most 1 - confidence, whatever the distributions of the scores are.
@@ -86,7 +88,8 @@ def threshold_bound(scores: Scores, delta: float, confidence: float, *, seed: in
         q, and an epsilon is refuted if that is at most the threshold's part of 1 - confidence, parts that add up to 1 over the thresholds
         of both ends (Bonferroni). The second inequality is the first with the sides exchanged and the scores negated. The mean is a sum
         over intervals of q's quantiles of the tail at their upper ends, which is not below it as the tail rises with q.
-    Breaks if: the seed, which breaks ties, was chosen by the bound that it gives.
+    Breaks if: ties are broken by one seed over and over: it takes the side of members or of others, always the same. So without a `seed`
+        they are broken otherwise each time, and the bound of scores with ties is not the same twice.
 
     What to expect: of randomised response at epsilon 4, 1,000 scores on each side show some 3.4; if their one threshold is known
     beforehand, `bound_at` shows 3.5. Of a Gaussian at epsilon 4 and delta 1e-5 they show about a third, and no test by thresholds shows

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from sartor.audit.directions import Directions
+from sartor.audit.directions import MOST, Directions
 from sartor.audit.evidence import Evidence
 from sartor.audit.findings import AS_PLANNED, ONE_RUN, Kind
 from sartor.audit.scores import Scores
@@ -300,7 +300,7 @@ def canary_attack(
 ) -> Found:
     """Train a new model under the plan with canaries in it, in a fresh seeded run, and find what its releases say of them.
 
-    More canaries than can be at right angles in the model's space are spread over several such runs, unless that would be very many.
+    More canaries than can be at right angles in the model's space are spread over several such runs, `MOST_RUNS` at most.
     Optimizer and loss are as in `sartor.fit`; `loop` is a user's own, instead of the usual one. Where a plan has a model for each round
     (`adapdp`), one goes through all of them, so black-box scores are of no model that such a run releases. Other arguments are those of
     `sartor.make_private` (`ownership`, `collate`, `max_physical_batch`; `reduction` of a loop of one's own).
@@ -333,14 +333,24 @@ def _sizes(model: nn.Module) -> list[int]:
     return [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
 
 
+def most_canaries(sizes: Sequence[int]) -> int:
+    """How many canaries a model whose arrays have these sizes has room for, at right angles in each of as many runs as there may be."""
+    return MOST_RUNS * Directions.room(sizes) or MOST  # of very many arrays, in a space so large that few are far from right angles
+
+
 def spread_over_runs(run: Callable[[Indices, int], Found], group: Indices, sizes: Sequence[int], seed: int) -> Found:
-    """Canaries of these groups in as many runs as it takes for them to be at right angles; in one, if that are too many.
+    """Canaries of these groups in as many runs as it takes for them to be at right angles.
 
     `run` makes one, from the groups of its canaries and a seed.
     """
-    room = Directions.room(sizes)
+    most, room = most_canaries(sizes), Directions.room(sizes)
+    if len(group) > most:
+        raise SartorError(
+            f"{len(group):,} canaries would hide each other in a model with room for {room} in a run: plant {most} or fewer, "
+            f"which are spread over {MOST_RUNS} runs."
+        )
     runs = -(-len(group) // room) if room else 1
-    if not 1 < runs <= MOST_RUNS:
+    if runs == 1:
         return run(group, seed)
     seeds = np.random.SeedSequence(seed).generate_state(runs)
     return together([run(group[number::runs], int(own)) for number, own in enumerate(seeds)])

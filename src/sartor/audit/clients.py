@@ -49,7 +49,7 @@ def client_attack(
 ) -> Found:
     """Run the plan's rounds from a model with canaries among the clients, in a fresh seeded run, and find what its releases say of them.
 
-    More canaries than can be at right angles in the model's space are spread over several such runs, unless that would be very many.
+    More canaries than can be at right angles in the model's space are spread over several such runs, `canaries.MOST_RUNS` at most.
     `answer` trains real clients; without it they stay silent, which leaves rates, clips and noise as they are and is quick. `server` makes
     the server's optimizer from the model.
 

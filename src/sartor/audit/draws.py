@@ -4,10 +4,12 @@ Under such coins each figure here is a sum of terms that move it by at most 1, i
 from its mean as it does with a probability that Bernstein's inequality bounds (without replacement: Hoeffding 1963), and a fault is named
 where that is below what chance may do.
 
-- how often a group is drawn in all;
+- how often a group is drawn in all, and each of its members;
 - how much the sizes of batches vary: too little where batches are fixed, too much where people share coins;
 - how many are in two steps: too many where a draw comes again, too few where everybody has their turn;
-- how often two are drawn together who stand beside each other, or half of everybody apart.
+- how often two are drawn together: those who stand beside each other, or half of everybody apart, in all, and any two for themselves.
+
+Who has a coin of inclusion as well (`rounds`) is looked at by how often alone.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ Groups = NDArray[np.integer]
 
 UNLIKELY = 1e-9
 """What chance may do in one of the tests."""
+_PAIRS = 2e7  # pairs of people that are counted, step by step
 _MOST = 1_000  # steps of which every two are compared
 _SHARES = (1.0, 0.8, 0.5)  # of the batches that may be too even
 
@@ -35,16 +38,21 @@ _SHARES = (1.0, 0.8, 0.5)  # of the batches that may be too even
 def faults_of_draws(plan: Plan, group: Groups, draws: Mapping[int, Draw], steps: Sequence[int]) -> list[str]:
     """What is wrong with the draws of these steps; `group` is each holder's group in the plan."""
     found = [] if _rates_are(plan, group, draws, steps) else ["a group is drawn more or less often than the plan's rate says."]
+    if not found and not _each_has_their_rate(plan, group, draws, steps):
+        found.append("somebody is drawn more or less often than the plan's rate for them says.")
     free = [step for step in steps if step < plan.rests_at.min()][:_MOST]  # where nobody rests
-    if not free or np.any(plan.parts.inclusion < 1):
+    parts = plan.parts
+    alone = ~np.isin(group, parts.group[parts.inclusion < 1])  # whose coins of steps are all that they have
+    if not free or not alone.any():
         return found
-    rates = np.array([_rates_at(plan, step) for step in free])
-    found += _sizes(rates, np.bincount(group, minlength=len(plan)), np.array([len(draws[step]) for step in free], float))
-    taken = _table([draws[step] for step in free], len(group))
-    if not _overlaps_are_chance(taken, group):
+    taken = _table([draws[step] for step in free], len(group))[:, np.flatnonzero(alone)]
+    own, rates = group[alone], np.array([_rates_at(plan, step) for step in free])
+    found += _sizes(rates, np.bincount(own, minlength=len(plan)), np.asarray(taken.sum(axis=1), float).reshape(-1))
+    if not _overlaps_are_chance(taken, own):
         found.append("two steps have more people in common, or fewer, than independent coins make.")
     distinct, times = np.unique(rates, axis=0, return_counts=True)
-    if not _pairs_are_chance(taken, distinct[:, group], times):
+    together = _pairs_are_chance(taken, distinct[:, own], times)
+    if not (together and (len(distinct) > 1 or _everybody_is_apart(taken, own, distinct[0]))):
         found.append("people are drawn together, or apart, more often than coins of their own make.")
     return found
 
@@ -65,6 +73,23 @@ def _rates_are(plan: Plan, group: Groups, draws: Mapping[int, Draw], steps: Sequ
         seen = sum(int(np.sum(group[draws[step].indices] == parts.group[row])) for step in mine)
         rate, inclusion = float(parts.rate[row]), float(parts.inclusion[row])
         if not _may_be(seen, members, len(mine), rate, inclusion, rests=plan.filter is not None):
+            return False
+    return True
+
+
+def _each_has_their_rate(plan: Plan, group: Groups, draws: Mapping[int, Draw], steps: Sequence[int]) -> bool:
+    """Whether nobody is drawn so often, or so rarely, as their coins make nobody."""
+    parts = plan.parts
+    for row in range(len(parts.group)):
+        members = np.flatnonzero(group == parts.group[row])
+        mine = [draws[step].indices for step in steps if parts.first[row] <= step < parts.last[row]]
+        times = np.bincount(np.concatenate([np.zeros(0, np.intp), *mine]), minlength=len(group))[members]
+        rate, risk = float(parts.rate[row]), UNLIKELY / max(1, len(group) * len(parts.group))
+        often = times.max(initial=0)
+        if often and float(parts.inclusion[row]) * binom.sf(often - 1, len(mine), rate) < risk:
+            return False
+        free = plan.filter is None and parts.inclusion[row] == 1
+        if free and len(members) and binom.cdf(times.min(), len(mine), rate) < risk:
             return False
     return True
 
@@ -131,7 +156,7 @@ def _overlaps_are_chance(taken: sparse.csr_array, group: Groups) -> bool:
     """Whether every two steps, and all that are as far apart as each other, have people in common as chance has it, given their sizes."""
     steps = taken.shape[0]
     off, variance = np.zeros((steps, steps)), np.zeros((steps, steps))
-    for own in range(int(group.max()) + 1):
+    for own in np.unique(group).tolist():
         of_group = taken[:, np.flatnonzero(group == own)]
         members = of_group.shape[1]
         if not members:
@@ -162,3 +187,16 @@ def _pairs_are_chance(taken: sparse.csr_array, rates: Array, steps: Groups) -> b
         off.append(float(columns[:, left].multiply(columns[:, left + apart]).sum() - steps @ both.sum(axis=1)))
         variance.append(float(steps @ (both * (1 - both)).sum(axis=1)))
     return _are_chance(np.array(off), np.array(variance))
+
+
+def _everybody_is_apart(taken: sparse.csr_array, group: Groups, rates: Array) -> bool:
+    """Whether no two holders are drawn together so often as coins of their own make nobody, whose rates are the same at all steps."""
+    most = max(1.0, float(np.mean(np.asarray(taken.sum(axis=1), float) ** 2)))
+    steps = int(max(1, min(taken.shape[0], _PAIRS // most)))
+    some = taken[:steps]
+    both = (some.T @ some).tocoo()
+    risk = UNLIKELY / max(1, len(group) ** 2)
+    one, other = both.coords
+    apart = one < other
+    chance = rates[group[one[apart]]] * rates[group[other[apart]]]
+    return bool(np.all(binom.sf(both.data[apart] - 1, steps, chance) >= risk))

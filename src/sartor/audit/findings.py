@@ -87,18 +87,31 @@ class Row:
     auc: float = field(repr=False)
     tpr: tuple[float, ...] = field(repr=False)
     curve: Roc = field(repr=False)
+    inside: int = field(repr=False)
+    outside: int = field(repr=False)
+    """How many scores there are of those who took part, and of others."""
+    could_show: float = field(repr=False)
+    """The bound if every score had told right: where it is not above the claim, no attack could have refuted it with so few scores."""
+    is_told: bool = field(repr=False)
+    """Whether scores differ at all."""
 
     @property
     def refuted(self) -> bool:
         """Whether more was found than the promise allows."""
         return self.lower_bound > self.claimed
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether nothing that these scores could show would have been more than the promise allows."""
+        return self.could_show <= self.claimed < np.inf
+
     def to_json(self) -> dict[str, Any]:
         """As a document."""
         claim = {"epsilon": _document(self.epsilon), "delta": _document(self.delta)}
         figures = {f"tpr_at_{fpr:g}": rate for fpr, rate in zip(_LOW, self.tpr, strict=True)}
         bounds = {"lower_bound": to_json_number(self.lower_bound), "auc": self.auc}
-        return {**claim, "holders": self.holders, **bounds, **figures}
+        scores = {"inside": self.inside, "outside": self.outside, "could_show": to_json_number(self.could_show)}
+        return {**claim, "holders": self.holders, **bounds, **figures, **scores}
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,16 +140,18 @@ class Findings:
 
     def table(self) -> Table:
         """As a table."""
-        headings = ("epsilon", "delta", "holders", "lower bound", "AUC", "TPR at 0.1 % FPR", "TPR at 1 % FPR", "verdict")
+        headings = ("epsilon", "delta", "holders", "in, out", "bound", "at most", "AUC", *(f"TPR at {fpr:g}" for fpr in _LOW), "verdict")
         cells = [
             [
                 confidential.text(row.epsilon, "g"),
                 confidential.text(row.delta, "g"),
                 f"{row.holders:,}",
+                f"{row.inside:,}, {row.outside:,}",
                 f"{row.lower_bound:.3f}",
+                f"{row.could_show:.3f}",
                 f"{row.auc:.3f}",
-                *(f"{rate:.2%}" for rate in row.tpr),
-                "refuted" if row.refuted else "consistent",
+                *(f"{rate:.2%}" if row.outside * fpr >= 1 else "-" for fpr, rate in zip(_LOW, row.tpr, strict=True)),
+                "refuted" if row.refuted else "too few scores" if row.is_blind else "consistent",
             ]
             for row in self.rows
         ]
@@ -150,7 +165,16 @@ class Findings:
                 f"Refuted: the attack found more than was promised to somebody. If {_PROMISED if _PROMISED in at_odds else _PLANNED}, "
                 f"this would happen in at most {1 - self.confidence:.2g} of such audits."
             )
-        return "Consistent: the attack found no more than was promised. That is no proof; a stronger attack may find more."
+        found = ["Consistent: the attack found no more than was promised. That is no proof; a stronger attack may find more."]
+        blind = [confidential.text(row.epsilon, "g") for row in self.rows if row.is_blind]
+        if blind:
+            found.append(
+                f"Of epsilon {', '.join(blind)} it says nothing: with so few scores, at this delta and confidence, not even an attack that "
+                "is always right would show more than was promised. More canaries can."
+            )
+        if not all(row.is_told for row in self.rows):
+            found.append("Where AUC is 0.5, all scores are the same: there the attack told nobody from anybody.")
+        return " ".join(found)
 
 
 def findings(
@@ -185,6 +209,10 @@ def findings(
     told = [(row, groups) for row, groups in runs if groups]
     if not told:
         raise SartorError("there are no scores of any group of this plan.")
+    if not all(sum(getattr(one, side).size for one in by.values()) for side in ("inside", "outside")):
+        raise SartorError(
+            "an attack needs scores of some who took part and of some who did not: leave records out of the training, and score them too."
+        )
     each = 1 - (1 - confidence) / (len(told) * len(bounds) * attacks)
     return Findings(attack, confidence, tuple(_row(plan, row, groups, scores, by, each, bounds) for row, groups in told), sensitive)
 
@@ -203,6 +231,8 @@ def _row(
     known, claimed = pooled.inside.size and pooled.outside.size, float(plan.epsilon[row].max())
     enough = fewer.inside.size + fewer.outside.size
     found = [(kind.bound(fewer, delta, each) if enough else 0.0, kind.if_) for kind in bounds]
+    right = Scores(np.ones(fewer.inside.size), np.zeros(fewer.outside.size))
+    values = np.concatenate([pooled.inside, pooled.outside])
     over = [if_ for bound, if_ in found if bound > claimed]
     return Row(
         epsilon=view.value(plan.epsilon, row),
@@ -214,6 +244,10 @@ def _row(
         auc=auc(pooled) if known else 0.5,
         tpr=tuple(tpr_at(pooled, fpr) if known else 0.0 for fpr in _LOW),
         curve=roc(pooled) if known else Roc(np.array([0.0, 1.0]), np.array([0.0, 1.0])),
+        inside=pooled.inside.size,
+        outside=pooled.outside.size,
+        could_show=max(kind.bound(right, delta, each) for kind in bounds) if enough else 0.0,
+        is_told=bool(np.ptp(values) > 0) if len(values) else False,
     )
 
 

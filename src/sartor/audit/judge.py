@@ -6,6 +6,7 @@ Everything is compared by the plan and each holder's own budget, not by what the
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -15,11 +16,13 @@ from sartor.audit.draws import faults_of_draws
 from sartor.audit.noise import faults_of_noise
 from sartor.audit.record import Compare, Tape, flat
 from sartor.plans import Plan
+from sartor.run.sampling import Draw
 from sartor.run.witness import Array, Bare
 from sartor.sgd.gradients import MARGIN
 from sartor.sgd.private import ROUNDING, smallest_paid
 
 _NUMBERS = 2**24  # of noise that are looked at, in all steps
+_DRAWN_AHEAD, _STEPS_AHEAD = 2**26, 500  # numbers of noise, and steps, that are drawn of what was not run
 _FEWEST = 64  # of an array that has so many
 
 
@@ -47,12 +50,25 @@ class Judge:
         by_group[parts.group[here]] = parts.clip[here]
         return np.asarray(by_group[self.group[holders]])
 
+    @cached_property
+    def _ahead(self) -> tuple[dict[int, Draw], dict[int, Mapping[str, Array]]]:
+        """Coins and noise of steps that were not run, which a seeded run can tell beforehand: of all of them, or of some by lot."""
+        left = sorted(set(range(self.plan.steps)) - {step for _, step in self.tape.bare})
+        if not (left and self.tape.sources and self.tape.stopped):
+            return {}, {}
+        of, parameters = self.tape.sources[-1].ahead, sum(np.size(part) for part in next(iter(self.tape.bare.values())).sums.values())
+        lot = np.random.default_rng(self.plan.steps).permutation(left)[:_STEPS_AHEAD].tolist()
+        noisy = sorted(lot[: max(1, _DRAWN_AHEAD // max(1, parameters))])
+        coins = {} if self.plan.filter is not None else {step: of.draw(step) for step in sorted(lot)}
+        return coins, {step: of.noise(step) for step in noisy}
+
     def of_the_run(self) -> list[str]:
         """What the first run alone shows to be wrong."""
         return [*self._clips(), *self._charges(), *self._shares(), *self._noise(), *self._coins(), *self._units()]
 
     def _clips(self) -> list[str]:
-        over = any(np.any(draw.clips > self.clips_at(draw.step, draw.indices) * (1 + 1e-9)) for draw in self.tape.draws.values())
+        draws = [*self.tape.draws.values(), *self._ahead[0].values()]
+        over = any(np.any(draw.clips > self.clips_at(draw.step, draw.indices) * (1 + 1e-9)) for draw in draws)
         return ["somebody is drawn with a larger clip than the plan has for their budget."] if over else []
 
     def _charges(self) -> list[str]:
@@ -82,10 +98,11 @@ class Judge:
         found = []
         for name in sorted({name for name, _ in self.tape.bare}):
             rows = [bare for (other, _), bare in sorted(self.tape.bare.items(), key=lambda item: item[0][1]) if other == name]
-            deviations = np.array([self._deviation(bare) for bare in rows])
+            ahead = self._ahead[1] if name == "gradients" else {}
+            deviations = np.array([*(self._deviation(bare) for bare in rows), *(self.plan.noise_at(step) for step in ahead)])
             sizes = [np.size(part) for part in rows[0].sums.values()]
-            places, looked_at = _some(sizes, max(1, _NUMBERS // len(rows)))
-            values = np.stack([self.noise_of(bare)[places] for bare in rows])
+            places, looked_at = _some(sizes, max(1, _NUMBERS // len(deviations)))
+            values = np.stack([*(self.noise_of(bare)[places] for bare in rows), *(flat(noise)[places] for noise in ahead.values())])
             if not np.all(deviations > 0):
                 if np.any(self.plan.epsilon < np.inf):
                     found.append("a sum has no noise.")
@@ -94,8 +111,9 @@ class Judge:
         return found
 
     def _coins(self) -> list[str]:
-        released = {step for _, step in self.tape.bare}
-        return faults_of_draws(self.plan, self.group, self.tape.draws, sorted(released & self.tape.draws.keys()))
+        released, later = {step for _, step in self.tape.bare}, self._ahead[0]
+        draws = {**self.tape.draws, **later}
+        return faults_of_draws(self.plan, self.group, draws, sorted((released & self.tape.draws.keys()) | later.keys()))
 
     def _units(self) -> list[str]:
         """Whether each holder's units pay for the rungs that they were drawn with, and, drawn or not, for the lowest one before that.
@@ -150,9 +168,10 @@ class Judge:
 
 
 def _some(sizes: list[int], most: int) -> tuple[NDArray[np.int64], list[int]]:
-    """Places in arrays of these sizes, one behind the other: all, or about so many evenly spread; and how many of each array they are."""
-    apart = max(1, -(-sum(sizes) // most))
-    found = [np.arange(0, size, apart) if size // apart >= _FEWEST else np.arange(min(size, _FEWEST)) for size in sizes]
+    """Places in arrays of these sizes, one behind the other: all, or about so many by lot; and how many of each array they are."""
+    share, lot = min(1.0, most / max(1, sum(sizes))), np.random.default_rng(len(sizes))
+    counts = [size if share == 1 else min(size, max(_FEWEST, int(size * share))) for size in sizes]
+    found = [np.sort(lot.choice(size, count, replace=False)) for size, count in zip(sizes, counts, strict=True)]
     begins = np.cumsum([0, *sizes[:-1]])
     places = [begin + part for begin, part in zip(begins, found, strict=True)]
-    return np.concatenate([np.zeros(0, np.int64), *places]), [len(part) for part in found]
+    return np.concatenate([np.zeros(0, np.int64), *places]), counts

@@ -1,8 +1,8 @@
 """Whether numbers are noise as it should be: of deviation 1, each number by itself, in every place and in every release.
 
 Noise comes in units of the deviation that it should have, a row for each release, whose columns belong to arrays of given sizes. Beside its
-deviation, in all, in each array and in each place, every two releases, every two arrays, and a release with itself moved or turned around
-are compared: noise that comes again, at once or with the other sign, shows there.
+deviation, in all, in each array and in each place, and its shape, every two releases, every two arrays, and a release with itself moved or
+turned around are compared: noise that comes again, at once or with the other sign, shows there.
 
 Proof: products of different numbers of noise have signs of their own. So a sum of products over the root of the sum of their squares is
     above t with probability at most 2 exp(-t^2 / 2), however few there are (Hoeffding). Squares are chi-squared. What is named would be
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 from scipy.stats import chi2
 
 from sartor.audit.draws import UNLIKELY
@@ -31,6 +32,7 @@ FINITE = "a sum or its noise is not finite."
 DEVIATION = "the noise is not of the deviation that the plan says."
 STEPS = "the noise of steps is not independent."
 ARRAYS = "the noise of arrays is not independent."
+SHAPE = "the noise is not normal."
 WITHIN = "the noise within a sum is not independent."
 
 
@@ -45,6 +47,8 @@ def faults_of_noise(values: Array, sizes: Sequence[int]) -> list[str]:
         return [STEPS] if _has_deviation(usual, 1) else [DEVIATION, STEPS]
     if not all(_has_deviation(block, 1 + len(blocks)) for block in (values, *blocks)) or not _is_everywhere(values):
         return [DEVIATION]
+    if not _is_normal(values):
+        return [SHAPE]
     if not _arrays_are_apart(blocks):
         return [ARRAYS]
     return [] if _are_apart_from_themselves(values) else [WITHIN]
@@ -53,6 +57,15 @@ def faults_of_noise(values: Array, sizes: Sequence[int]) -> list[str]:
 def _has_deviation(block: Array, tests: int) -> bool:
     square, count = float(np.sum(block**2)), block.size
     return not count or min(chi2.cdf(square, count), chi2.sf(square, count)) >= UNLIKELY / tests
+
+
+def _is_normal(values: Array) -> bool:
+    """Whether the share of numbers below any bound is as near to a normal variable's as it must be (Dvoretzky, Kiefer and Wolfowitz)."""
+    found = np.sort(values, axis=None)
+    expected, count = ndtr(found), found.size
+    ranks = np.arange(count + 1) / max(1, count)
+    apart = max(float(np.max(ranks[1:] - expected, initial=0.0)), float(np.max(expected - ranks[:-1], initial=0.0)))
+    return apart <= math.sqrt(math.log(2 / UNLIKELY) / (2 * max(1, count)))
 
 
 def _is_everywhere(values: Array) -> bool:

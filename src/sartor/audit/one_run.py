@@ -10,6 +10,7 @@ many were right. Guesses that are wrong more often than right give 0.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
 import numpy as np
@@ -97,20 +98,21 @@ def _too_much(correct: int, guesses: int, canaries: int, risk: float, mu: Array)
     return np.asarray(right + wrong > whole)
 
 
-def one_run_bound_of(scores: Scores, delta: float, confidence: float, *, seed: int = 0) -> float:
+def one_run_bound_of(scores: Scores, delta: float, confidence: float, *, seed: int | None = None) -> float:
     """`one_run_bound` from the scores of canaries that were in and of those that were not, the best over few numbers of guesses."""
     return _best(one_run_bound, scores, delta, confidence, seed)
 
 
-def f_dp_bound_of(scores: Scores, delta: float, confidence: float, *, seed: int = 0) -> float:
+def f_dp_bound_of(scores: Scores, delta: float, confidence: float, *, seed: int | None = None) -> float:
     """`f_dp_bound` from the scores of canaries that were in and of those that were not, the best over few numbers of guesses."""
     return _best(f_dp_bound, scores, delta, confidence, seed)
 
 
-def correct_guesses(scores: Scores, guesses: int, *, seed: int = 0) -> int:
+def correct_guesses(scores: Scores, guesses: int, *, seed: int | None = None) -> int:
     """How many guesses are right, of which half say "in" of the highest scores and the other half "out" of the lowest.
 
-    Ties are broken at random: an order that follows from who was in would be a leak of the auditor's own.
+    Ties are broken at random: an order that follows from who was in would be a leak of the auditor's own. So does that of a seed, if it is
+    the same over and over; without one it is another each time.
     """
     check_seed(seed)
     pooled = np.concatenate([scores.inside, scores.outside])
@@ -121,13 +123,14 @@ def correct_guesses(scores: Scores, guesses: int, *, seed: int = 0) -> int:
     return int((~inside[:lowest]).sum() + inside[pooled.size - (guesses - lowest) :].sum())
 
 
-def _best(bound: Bound, scores: Scores, delta: float, confidence: float, seed: int) -> float:
+def _best(bound: Bound, scores: Scores, delta: float, confidence: float, seed: int | None) -> float:
     """The largest bound over the shares of canaries to guess, each at its part of the risk."""
     check_statement(delta, confidence)
     canaries = scores.inside.size + scores.outside.size
     numbers = sorted({guesses for share in SHARES if (guesses := round(share * canaries))})
     each = 1 - (1 - confidence) / max(len(numbers), 1)
-    found = (bound(correct_guesses(scores, guesses, seed=seed), guesses, canaries, delta, each) for guesses in numbers)
+    own = secrets.randbits(62) if seed is None else seed  # one order for all numbers of guesses
+    found = (bound(correct_guesses(scores, guesses, seed=own), guesses, canaries, delta, each) for guesses in numbers)
     return max(found, default=0.0)
 
 

@@ -12,29 +12,21 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sartor.ownership import Ownership
 from sartor.run.sampling import Draw
-from sartor.run.witness import Array, Bare, Poll
+from sartor.run.witness import Array, Bare, Poll, Source
+from sartor.sgd.contents import Unseen, content
 
 Key = tuple[str, int]
 """The name of a sum and its step."""
 
 See = Callable[[], Mapping[str, Any]]
 """Looks at what anybody may see of a model."""
-
-
-class Source(NamedTuple):
-    """What a run of SGD makes its batches of."""
-
-    dataset: Any
-    collate: Any
-    ownership: Ownership | None
 
 
 BESIDE = "gradient of "
@@ -49,10 +41,21 @@ def digest(state: Mapping[str, Any]) -> str:
     """A fingerprint of a model as anybody may see it."""
     found = blake2b(digest_size=16)
     for name in sorted(state):
-        value = state[name].detach() if isinstance(state[name], torch.Tensor) else torch.as_tensor(state[name])
+        held = state[name]
+        if not isinstance(held, torch.Tensor | np.ndarray):  # a module's state beside its tensors
+            found.update(name.encode() + _content(held))
+            continue
+        value = held.detach() if isinstance(held, torch.Tensor) else torch.as_tensor(held)
         found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         found.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def _content(value: Any) -> bytes:
+    try:
+        return content(value)
+    except Unseen:
+        return type(value).__qualname__.encode()
 
 
 def _looks(state: Mapping[str, Any]) -> tuple[str, str]:
@@ -82,6 +85,8 @@ class Tape:
         """What the runs of SGD make their batches of."""
         self.is_random = False
         """Whether something between draw and sum uses the usual random numbers, as dropout does."""
+        self.stopped = False
+        """Whether there were as many steps as were wanted."""
         self._random: bytes | None = None
         self._see: See = dict
         self.end: str | None = None
@@ -92,9 +97,9 @@ class Tape:
         """Steps of which something was released."""
         return len({step for _, step in self.bare})
 
-    def reads(self, dataset: Any, collate: Any, ownership: Ownership | None) -> None:
+    def reads(self, source: Source) -> None:
         """A run was made."""
-        self.sources.append(Source(dataset, collate, ownership))
+        self.sources.append(source)
 
     def overlooked(self) -> None:
         """A private run elsewhere."""
@@ -103,6 +108,7 @@ class Tape:
     def stands(self, step: int, see: See) -> None:
         """Before a step."""
         if step >= self.most:
+            self.stopped = True
             raise Enough
         looks = self.states.setdefault(step, [])
         looks.append(_looks(see()))
@@ -170,11 +176,12 @@ class Playback:
         self.sources: list[Source] = []
         self._taken: Counter[int] = Counter()
         self._see: See = dict
+        self.stopped = False
         self.faults: list[str] = []
 
-    def reads(self, dataset: Any, collate: Any, ownership: Ownership | None) -> None:
+    def reads(self, source: Source) -> None:
         """A run was made."""
-        self.sources.append(Source(dataset, collate, ownership))
+        self.sources.append(source)
 
     def overlooked(self) -> None:
         """A private run elsewhere."""
@@ -182,6 +189,7 @@ class Playback:
     def stands(self, step: int, see: See) -> None:
         """Before a step."""
         if step >= self._tape.most:
+            self.stopped = True
             raise Enough
         looks = self._tape.states.get(step, [])
         self._taken[step] += 1

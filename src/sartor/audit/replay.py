@@ -43,6 +43,10 @@ from sartor.numbers import to_json_number
 from sartor.ownership import Ownership
 from sartor.plans import Plan
 
+_GENERATORS = (
+    "random numbers that train draws by generators of its own, if it does (as where it makes a torch.Generator): sums move no more than "
+    "they may where everybody stays in their place, so say random=True then"
+)
 MOST_STEPS = 50
 """Steps that are replayed, unless others are asked for."""
 
@@ -117,7 +121,7 @@ def replay(
         raise SartorError("sums were released, but nobody was seen to be drawn: hand draws through sartor.run.witness.seen(stream, draw).")
     run.refuse_other(ownership)
     judge = Judge(tape, accounted, group)
-    faults, unseen, largest = [*tape.faults, *judge.of_the_run()], {*tape.unseen, *run.unseen}, 0.0
+    faults, unseen, largest = [*tape.faults, *judge.of_the_run()], set(tape.unseen), 0.0
     tried = chosen(holders, group, seed, judge.drawn)
     for holder in tried:
         rows = np.array([holder]) if ownership is None else np.flatnonzero(ownership.of_record == holder)
@@ -130,9 +134,18 @@ def replay(
                 run.check_repeatable(judge.of_holder(NOBODY))
             seen, never = run.compared(shown, partial(run.without, holder, instead, aligned=aligned))
             largest, unseen = max(largest, again.largest), unseen | never | run.elsewhere(again, instead, rows)
+            if again.moved and not aligned and not _moved_in_place(run, holder, instead, judge):
+                unseen.add(_GENERATORS)
             faults += [*again.faults, *again.moved, *seen]
     if run.is_random:  # of smaller batches: others' random numbers are other ones, so sums say nothing, but all else must be the same
         unseen.add("sums of batches without the holder, as others would draw other random numbers")
+    unseen |= run.unseen
     if run.remembers:
         unseen.add("what train keeps from one run to the next")
     return Replayed(tape.steps, len(tried), largest, tuple(dict.fromkeys(faults)), tuple(sorted(unseen)), run.first.ended, sensitive)
+
+
+def _moved_in_place(run: Twice, holder: int, instead: Any, judge: Judge) -> list[str]:
+    """What is wrong with sums where the holder stays in their place, at clip 0."""
+    again, _ = run.without(holder, instead, aligned=True, compare=judge.of_holder(holder))
+    return again.moved

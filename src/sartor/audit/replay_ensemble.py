@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from sartor.audit.choice import chosen
+from sartor.audit.opened import listening
+from sartor.audit.reached import digests, of_records, reached, told
 from sartor.audit.replay import Replayed
 from sartor.audit.replay_votes import Votings
 from sartor.audit.shown import Shown, compared
-from sartor.audit.twice import memory
 from sartor.audit.without import copied, without
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
@@ -71,10 +72,12 @@ def replay_ensemble(
 
     def taught(data: TensorDataset) -> tuple[NDArray[np.integer], Shown]:
         shown = Shown()
-        with shown.looking():
-            return copied(teachers).votes(data, slices, queries), shown
+        with listening() as opened, shown.looking():
+            found = copied(teachers).votes(data, slices, queries)
+        reads.update(opened.read)
+        return found, shown
 
-    before = memory(teachers)
+    before, reads = digests(teachers), set[str]()
     votes, first = taught(dataset)
     votings = Votings(plan, votes, classes, student=student, seed=seed, go_on=go_on)
     for holder in tried:
@@ -91,6 +94,13 @@ def replay_ensemble(
             votings.faults.append("a holder's records are with more teachers than the plan says.")
         if own.any():
             votings.turn(np.flatnonzero(own), int(group[holder]))
-    if memory(teachers) != before:
+    if digests(teachers) != before:
         votings.unseen.add("what teachers keep from one time that they are taught to the next")
+    names = of_records(reached(teachers))
+    if names:
+        votings.unseen.add(f"numbers that teachers reach beside what they are taught ({told(names)})")
+    if reads:
+        votings.unseen.add("what teachers read from files")
+    if getattr(teachers, "workers", 1) != 1:
+        votings.unseen.add("what teachers print in processes of their own (workers=1 has them teach in this one)")
     return votings.found(len(tried))

@@ -8,7 +8,8 @@ moves by the client's clip at most, the count of an adaptive clip by its share, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,19 +59,31 @@ def replay_rounds(
     'consistent'
     """
 
-    def train(data: Any, seed: int) -> dict[str, Any]:
-        stream, clip = Stream(seed), plan.accounted.clip
-        sampler, optimizer, own = PoissonSampler(plan.accounted, budgets, stream), server(model), copied(answer)
-        for number in range(plan.rounds):
-            current = optimizer.model
-            one = Round(plan, seen(stream, sampler.draw(number)), current, clip)
-            for client in one.drawn:
-                sent = own(data, client, current, number)
-                if sent is not None:
-                    one.add(client, sent)
-            released = one.release(stream)
-            optimizer.step(released.mean)
-            clip = released.clip
-        return {name: np.asarray(part).tolist() for name, part in optimizer.model.items()}
-
+    train = partial(_rounds, _Given(model, budgets, plan), answer=answer, server=server)
     return replay(train, dataset, budgets, plan, ownership=ownership, holders=holders, seed=seed, most_steps=most_rounds)
+
+
+class _Given(NamedTuple):
+    """What rounds are made of beside what is the user's code."""
+
+    model: Named
+    budgets: Budgets
+    plan: FederatedPlan
+
+
+def _rounds(given: _Given, data: Any, seed: int, *, answer: Answer, server: Callable[[Named], ServerOptimizer]) -> dict[str, Any]:
+    """All rounds of a plan; the server's model afterwards."""
+    plan, stream = given.plan, Stream(seed)
+    clip, own = plan.accounted.clip, copied(answer)
+    sampler, optimizer = PoissonSampler(plan.accounted, given.budgets, stream), server(given.model)
+    for number in range(plan.rounds):
+        current = optimizer.model
+        one = Round(plan, seen(stream, sampler.draw(number)), current, clip)
+        for client in one.drawn:
+            sent = own(data, client, current, number)
+            if sent is not None:
+                one.add(client, sent)
+        released = one.release(stream)
+        optimizer.step(released.mean)
+        clip = released.clip
+    return {name: np.asarray(part).tolist() for name, part in optimizer.model.items()}

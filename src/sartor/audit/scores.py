@@ -30,7 +30,10 @@ class Scores:
 
     def __post_init__(self) -> None:
         for name in ("inside", "outside"):
-            values = np.asarray(getattr(self, name), float)
+            try:
+                values = np.asarray(getattr(self, name), float)
+            except (TypeError, ValueError):
+                raise SartorError("scores are plain numbers: high ones say that somebody took part.") from None
             if values.ndim != 1:
                 raise SartorError(f"scores come as one number for each member, not as an array of shape {values.shape}.")
             if not np.isfinite(values).all():

@@ -81,13 +81,15 @@ class Shadows:
         return np.flatnonzero(pair != pair[model])
 
     def by_group(self, scores: Array, inside: Mask) -> dict[int, Scores]:
-        """Scores of all targets, in the last dimension, as those of each group that has some who are in and some who are out."""
+        """Scores of all targets, in the last dimension, as those of each group.
+
+        A group whose coins fell alike has a side without anybody: if it were left out, the coins of the others would not be their own.
+        """
         found = {}
         for group in np.unique(self.groups).tolist():
             own = self.groups == group
             values, said = scores[..., own], inside[..., own]
-            if said.any() and not said.all():
-                found[group] = Scores(values[said], values[~said])
+            found[group] = Scores(values[said], values[~said])
         return found
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ Breaks if: what is shown is an object that keeps what it is to itself; it then c
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import logging
@@ -17,10 +18,11 @@ import os
 import sys
 import tempfile
 import threading
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -31,11 +33,21 @@ import numpy as np
 import torch
 from torch import nn
 
+from sartor.individual.readings import Reading
+from sartor.sgd.loader import PrivateLoader
+from sartor.sgd.optimizer import PrivateOptimizer
+from sartor.sgd.training import Sensitive
+
 _OTHERS = 0o044  # who may read a file beside its owner
 _ENTER = 0o011
 _DEEP, _MOST = 20, 100_000  # levels of what is returned, and parts
 _TIMES = 3  # how often it is asked again
+_OWN = __name__.partition(".")[0]
 _OF_MODULES = frozenset(vars(nn.Module()))
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+_STREAMS = (1, 2)  # of the process, to which programs and code that knows no `sys.stdout` write
+_ONE = threading.RLock()
+"""Streams and random numbers are those of the whole process, so one run is looked at at a time."""
 
 KINDS = {
     "printed": "what is printed follows the holder's records.",
@@ -54,10 +66,12 @@ class Shown:
 
     def __init__(self) -> None:
         self._out, self._err = _stream(), _stream()
-        weakref.finalize(self, lambda *streams: [stream.close() for stream in streams], self._out, self._err)
+        self._beneath = _stream(), _stream()
+        weakref.finalize(self, lambda *streams: [stream.close() for stream in streams], self._out, self._err, *self._beneath)
         self._logged: list[str] = []
         self._warned: list[str] = []
         self._pieces: Pieces = {("ended",): "it did not"}
+        self._kept: Pieces = {}
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -73,7 +87,7 @@ class Shown:
             right(logger, record)
 
         try:
-            with redirect_stdout(self._out), redirect_stderr(self._err), warnings.catch_warnings():
+            with _ONE, _below(self._beneath), redirect_stdout(self._out), redirect_stderr(self._err), warnings.catch_warnings():
                 warnings.showwarning = self._warn  # type: ignore[assignment]
                 with mock.patch.object(logging.Logger, "callHandlers", heard):
                     yield
@@ -102,16 +116,26 @@ class Shown:
         self._pieces = {("ended",): "returned"}
         _Parts(self._pieces).take(value, ("returned",), _DEEP)
 
+    def keeps(self, model: nn.Module) -> None:
+        """What is trained keeps something beside parameters and buffers, which whoever releases it as a whole would release too."""
+        parts = {name: value for name, value in _of_module(model).items() if name.endswith(_BESIDE)}
+        _Parts(self._kept).take(parts, (str(len(self._kept)),), _DEEP)
+
+    def keeps_otherwise(self, other: Shown) -> bool:
+        """Whether what is kept so differs in another run."""
+        return self._kept != other._kept
+
     def tell(self) -> None:
         """Let the person at the terminal see what the first run said."""
-        sys.stderr.write(_read_back(self._err))
+        for stream in (self._err, self._beneath[1]):
+            sys.stderr.write(_read_back(stream))
         for line in self._warned:
             sys.stderr.write(f"{line}\n")
 
     def pieces(self) -> Pieces:
         """All that was seen, piece by piece, by its kind and place."""
         found = dict(self._pieces)
-        printed = [*_read_back(self._out).splitlines(), "to stderr:", *_read_back(self._err).splitlines()]
+        printed = [line for stream in (self._out, self._err, *self._beneath) for line in ["a stream:", *_read_back(stream).splitlines()]]
         for kind, said in {"printed": printed, "logged": self._logged, "warned": self._warned}.items():
             found |= {(kind, str(place)): line for place, line in enumerate(said)}
             found[kind, "lines"] = str(len(said))
@@ -146,6 +170,25 @@ def compared(first: Shown, second: Shown, *, control: Callable[[], Shown], again
     return faults, {f"what is {piece[0]}, as it differs from run to run" for piece in unlike - follows if piece[0] not in kinds}
 
 
+@contextmanager
+def _below(instead: tuple[io.TextIOWrapper, io.TextIOWrapper]) -> Iterator[None]:
+    """What is written to the process's own streams, as programs do that it starts, goes elsewhere; nowhere, where it has none."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # whatever a stream makes of being asked
+            stream.flush()
+    before: list[tuple[int, int]] = []
+    with suppress(OSError):
+        for number, other in zip(_STREAMS, instead, strict=True):
+            before.append((number, os.dup(number)))
+            os.dup2(other.fileno(), number)
+    try:
+        yield
+    finally:
+        for number, known in before:
+            os.dup2(known, number)
+            os.close(known)
+
+
 def _stream() -> io.TextIOWrapper:
     """What can be written to like a terminal's stream, by whatever way, and has no name that anybody could find."""
     return io.TextIOWrapper(tempfile.TemporaryFile(), encoding="utf-8", errors="replace", write_through=True)
@@ -167,8 +210,10 @@ class _Parts:
         """Note a value and what it is made of; of one that was met before, that it was."""
         if isinstance(value, torch.Tensor | np.ndarray | np.generic):
             self._found[place] = _fingerprint(value)
-        elif isinstance(value, os.PathLike) or (isinstance(value, str) and _is_path(value)):
-            _read(Path(value), self._found)
+        elif isinstance(value, Reading | Sensitive):  # by their type nobody is shown these
+            self._found[place] = type(value).__name__
+        elif (path := _path(value)) is not None:
+            _read(path, self._found)
         elif value is None or isinstance(value, str | bytes | int | float | complex):
             self._found[place] = repr(value)
         elif id(value) in self._met or not deep or len(self._met) > _MOST:
@@ -181,6 +226,10 @@ class _Parts:
         document = _document(value)
         if document is not None:
             self.take(document, place, deep)
+        elif isinstance(value, PrivateOptimizer):  # its run is the library's own affair
+            self._take_named({"account": value.account(), "optimizer": value.inner.state_dict()}, place, deep)
+        elif isinstance(value, PrivateLoader):
+            self._found[place] = type(value).__name__
         elif isinstance(value, nn.Module):
             self._take_named(_of_module(value), place, deep)
         elif isinstance(value, Mapping):
@@ -217,13 +266,20 @@ def _held(value: Any) -> dict[str, Any]:
     return {**named, **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
 
 
+_BESIDE = " beside"
+_HOOKS = tuple(name for name in sorted(_OF_MODULES) if name.endswith("_hooks"))
+
+
 def _of_module(model: nn.Module) -> dict[str, Any]:
-    """Parameters, buffers, gradients, and what modules keep beside them: all that whoever has the model has."""
+    """Parameters, buffers, gradients, and what modules and their hooks keep beside them: all that whoever has the model has."""
     found: dict[str, Any] = dict([*model.named_parameters(), *model.named_buffers()])
     found |= {f"gradient of {name}": value.grad for name, value in model.named_parameters() if value.grad is not None}
     for name, module in model.named_modules():
-        own = {key: part for key, part in vars(module).items() if key not in _OF_MODULES and not callable(part)}
-        found |= {f"{name}.{key} beside": part for key, part in own.items() if not isinstance(part, nn.Module)}
+        own = {key: part for key, part in vars(module).items() if key not in _OF_MODULES}
+        hooks = {f"{kind}.{place}": hook for kind in _HOOKS for place, hook in enumerate((getattr(module, kind) or {}).values())}
+        for key, part in {**own, **hooks}.items():
+            if not isinstance(part, (nn.Module, *_CODE)) and type(part).__module__.partition(".")[0] != _OWN:
+                found[f"{name}.{key}{_BESIDE}"] = part
     return found
 
 
@@ -240,11 +296,17 @@ def _fingerprint(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)} {blake2b(content, digest_size=16).hexdigest()}"
 
 
-def _is_path(text: str) -> bool:
+def _path(value: Any) -> Path | None:
+    """The file or folder that something names, or that it is open on; a text without a separator names files alone."""
+    name = getattr(value, "name", None) if isinstance(value, io.IOBase) else value
+    if not isinstance(name, str | bytes | os.PathLike):
+        return None
     try:
-        return os.sep in text and os.path.exists(text)
-    except ValueError:
-        return False
+        path = Path(os.fsdecode(name))
+        named = isinstance(name, os.PathLike) or os.sep in str(path) or path.is_file()
+        return path if named and (path.exists() or isinstance(name, os.PathLike)) else None
+    except (ValueError, OSError):
+        return None
 
 
 def _read(path: Path, found: Pieces) -> None:

@@ -43,8 +43,8 @@ def welch(first: ArrayLike, second: ArrayLike) -> Difference:
     a, b = _figures(first), _figures(second)
     t = float(_t(a[None], b[None])[0])
     parts = np.array([a.var(ddof=1) / a.size, b.var(ddof=1) / b.size])
-    if parts.sum() == 0:  # figures without any spread: only their order is left
-        return Difference(float(a.mean() - b.mean()), t, {1: 0.0, 0: 1.0, -1: 1.0}[int(np.sign(t))])
+    if parts.sum() == 0:
+        raise SartorError("figures without any spread tell nothing of chance by Welch's t: take the permutation test.")
     freedom = parts.sum() ** 2 / (parts**2 / np.array([a.size - 1, b.size - 1])).sum()
     return Difference(float(a.mean() - b.mean()), t, float(special.stdtr(freedom, -t)))
 
@@ -60,7 +60,7 @@ def permutation(first: ArrayLike, second: ArrayLike, *, permutations: int = 9_99
         raise SartorError(f"a permutation test needs at least one permutation, not {permutations}.")
     pooled, generator = np.concatenate([a, b]), np.random.default_rng(seed)
     t = float(_t(a[None], b[None])[0])
-    least = t - 1e-9 * abs(t)  # the same groups in another order are rounded differently
+    least = t - 1e-9 * abs(t) if np.isfinite(t) else t  # the same groups in another order are rounded differently
     left, higher = permutations, 0
     while left:
         rows = min(left, max(1, _AT_ONCE // pooled.size))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
-import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,21 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
+from sartor.audit.opened import listening
+from sartor.audit.reached import beside, digests, of_records, reached, told
 from sartor.audit.record import Compare, Enough, Playback, Tape
 from sartor.audit.shown import Shown, compared
-from sartor.audit.without import beside, copied, is_random
+from sartor.audit.without import copied, is_random
 from sartor.errors import SartorError
 from sartor.ownership import Ownership
 from sartor.run.witness import looked_at_by
 from sartor.sgd.contents import content
 from sartor.sgd.generators import own, repeatable
-from sartor.sgd.packages import package_of
 from sartor.sgd.run import NotFinite
 
 NOBODY = -1
 """In the place of a holder: nobody is zeroed."""
-_OWN = __name__.partition(".")[0]
-_DEEP = 3  # functions within functions
 _LOOKED_AT = 10  # records that are fetched to see how they are made
 
 Train = Callable[[Any, int], object]
@@ -42,23 +40,26 @@ class Twice:
     def __init__(self, train: Train, dataset: Any, seed: int, tape: Tape, *, random: bool) -> None:
         self._train, self._dataset, self._seed, self.tape = train, dataset, seed, tape
         self.first = Shown()
-        self._before = memory(train)
+        self._before = digests(train)
         tape.is_random = random or bool(_generators(train)) or _is_augmented(copied(dataset))
-        _run(tape, train, copied(dataset), seed, self.first, whatever=False)
+        self._reads = _run(tape, train, copied(dataset), seed, self.first, whatever=False)
         self.first.tell()
         self.is_random = tape.is_random or any(_is_augmented(copied(source.dataset), source.collate) for source in tape.sources)
 
     @property
     def remembers(self) -> bool:
-        """Whether something that `train` refers to is not as it was before the first run: it may hide a holder in the second."""
-        return memory(self._train) != self._before
+        """Whether something that is trained with is not as it was before the first run: it may hide a holder in the second."""
+        return digests(self._train) != self._before
 
     @property
     def unseen(self) -> set[str]:
-        """What the way to the batches holds beside records."""
-        found = {name for source in self.tape.sources for name in beside(source.collate, [])}
-        if _reaches(self._train, self._dataset):
-            found.add("the data set where train reaches it by another name than its argument")
+        """What the way to the batches, or whatever trains, has beside the records that it is given."""
+        found = {name for source in self.tape.sources if source.collate is not None for name in beside(source.collate)}
+        names = of_records(reached(self._train))
+        if names:
+            found.add(f"numbers that train reaches beside its argument ({told(names)})")
+        if self._reads:
+            found.add("what train reads from files")
         return found
 
     def refuse_other(self, ownership: Ownership | None) -> None:
@@ -82,13 +83,16 @@ class Twice:
     def without(self, holder: int, instead: Any, *, aligned: bool, compare: Compare | None = None) -> tuple[Playback, Shown]:
         """The run on another data set, in which a holder is zeroed: not drawn, or, `aligned`, drawn with a clip of 0."""
         again, shown = Playback(self.tape, holder, aligned=aligned, compare=compare), Shown()
-        _run(again, self._train, copied(instead), self._seed, shown, whatever=True)
+        self._reads = _run(again, self._train, copied(instead), self._seed, shown, whatever=True) or self._reads
         return again, shown
 
     def compared(self, shown: Shown, again: Callable[[], tuple[Playback, Shown]]) -> tuple[list[str], set[str]]:
         """What follows the holder in what is seen, and what could not be compared, as it is never the same."""
         control = functools.partial(self.without, NOBODY, self._dataset, aligned=True)
-        return compared(self.first, shown, control=lambda: control()[1], again=lambda: again()[1])
+        faults, unseen = compared(self.first, shown, control=lambda: control()[1], again=lambda: again()[1])
+        if self.first.keeps_otherwise(shown):
+            unseen.add("what the model keeps beside its state, which differs from run to run: release its state_dict alone")
+        return faults, unseen
 
     def check_repeatable(self, compare: Compare) -> None:
         """Refuse a run that is not the same twice: nothing could be said of what a holder moves."""
@@ -100,54 +104,11 @@ class Twice:
             )
 
 
-def memory(code: Any) -> dict[str, bytes]:
-    """Digests of what a function or an object refers to and could remember by: containers, arrays, objects and functions of the user's."""
-    found: dict[str, bytes] = {}
-    _remember(code, "", found, _DEEP)
-    return found
-
-
-def _remember(code: Any, place: str, found: dict[str, bytes], deep: int) -> None:
-    for name, value in _referred(code).items():
-        where, kind = f"{place}.{name}", type(value)
-        if isinstance(value, types.ModuleType | type) or kind.__module__.split(".")[0] == _OWN:
-            continue
-        if hasattr(value, "cache_info"):
-            found[where] = str(value.cache_info()).encode()
-        elif isinstance(value, types.FunctionType | types.MethodType | functools.partial):
-            if deep and package_of(getattr(value, "func", value)) is None:
-                _remember(value, where, found, deep - 1)
-        elif kind.__module__ == "builtins" or isinstance(value, torch.Tensor | np.ndarray) or package_of(kind) is None:
-            with suppress(Exception):  # whatever an object makes of being looked into
-                found[where] = content(value)
-
-
-def _referred(code: Any) -> dict[str, Any]:
-    """What a function names beside its arguments: in its closure and in its module."""
-    while isinstance(code, functools.partial):
-        code = code.func
-    inner = getattr(code, "__func__", code)
-    if not hasattr(inner, "__code__"):
-        return dict(getattr(inner, "__dict__", {}))
-    found = {name: inner.__globals__[name] for name in inner.__code__.co_names if name in inner.__globals__}
-    for name, cell in zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    return found
-
-
 def _generators(train: Train) -> list[Any]:
     try:
         return own(train)
     except Exception:  # whatever an object makes of being looked into
         return []
-
-
-def _reaches(train: Train, dataset: Any) -> bool:
-    tensors = dataset.tensors if type(dataset) is TensorDataset else ()
-    return any(value is one for value in _referred(train).values() for one in (dataset, *tensors))
 
 
 def _is_augmented(dataset: Any, collate: Any = None) -> bool:
@@ -170,9 +131,9 @@ def _digests(dataset: Any, rows: NDArray[np.integer]) -> list[bytes] | None:
         return None
 
 
-def _run(witness: Tape | Playback, train: Train, dataset: Any, seed: int, shown: Shown, *, whatever: bool) -> None:
-    """Look at a run; `whatever` error ends it is a way to end, or else only what a run's own model may do."""
-    with _seeded(seed), looked_at_by(witness), shown.looking():
+def _run(witness: Tape | Playback, train: Train, dataset: Any, seed: int, shown: Shown, *, whatever: bool) -> bool:
+    """Look at a run, and say whether it read files; `whatever` error ends it is a way to end, or else only what its own model may do."""
+    with _seeded(seed), looked_at_by(witness), listening() as opened, shown.looking():
         try:
             value = train(dataset, seed)
         except Enough:
@@ -187,7 +148,12 @@ def _run(witness: Tape | Playback, train: Train, dataset: Any, seed: int, shown:
             shown.failed(error)
         else:
             shown.returned(value)
+    for source in witness.sources:
+        shown.keeps(source.model)
+    if witness.stopped:  # though a loop may have caught it
+        shown.stopped()
     witness.closes()
+    return bool(opened.read)
 
 
 @contextmanager

@@ -10,15 +10,17 @@ Breaks if: records lie where no store is found, or a data set remembers somethin
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
+from sartor.audit.reached import beside
 from sartor.sgd.contents import content
 from sartor.sgd.generators import repeatable
 from sartor.sgd.pristine import light
@@ -27,28 +29,65 @@ from sartor.sgd.trees import attributes
 
 Rows = NDArray[np.integer]
 
+_TURNS = 8  # how often others are drawn by lot
 _LOOKED_AT = 10  # records that are fetched to see whether they were replaced, or were not
 
 
 def without(dataset: Any, rows: Rows) -> tuple[Any, set[str]]:
-    """The data set with other people's records in some places, and what could not be replaced in it."""
+    """The data set with other people's records in some places, and what could not be replaced in it.
+
+    The others are drawn by lot, and again a few times until none of their records has a part that equals the one that it replaces, such as
+    a class: or else what follows that part alone would not be seen.
+    """
     if type(dataset) is TensorDataset:
-        order = torch.from_numpy(_others_for(rows, len(dataset)))
+        order = torch.from_numpy(_unlike(dataset.tensors, rows))
         return TensorDataset(*(tensor[order] for tensor in dataset.tensors)), set()
     try:
-        found = stores(dataset, None)
+        known = stores(dataset, None)
     except TypeError:  # no data set: whoever trains has the records elsewhere
         return dataset, {f"records in {type(dataset).__name__}"}
-    unseen = {f"records in {name}" for name in found.unseen} | set(beside(dataset, [store.value for store in found.found]))
-    before = copied(dataset)
-    replaced = _replaced(dataset, [(store, _by_number(store, rows)) for store in found.found])
-    if replaced is not None and not _others_are_the_same(before, copied(replaced), rows):
-        looked_for = _replaced(dataset, [(store, _looked_for(dataset, store, rows)) for store in found.found])
-        if looked_for is not None and _others_are_the_same(before, copied(looked_for), rows):
-            replaced = looked_for  # or else records are made of several rows, and what that moves is for the replay to see
-    if replaced is None or _has_kept(before, copied(replaced), rows):
+    unseen = {f"records in {name}" for name in known.unseen} | beside(dataset, [store.value for store in known.found])
+    before, best, missed, kept = copied(dataset), dataset, math.inf, True
+    for turn in range(_TURNS):
+        replaced = _with_others(dataset, before, known.found, rows, turn)
+        if replaced is None:
+            break
+        alike = _parts_in_common(before, copied(replaced), rows)
+        if alike < missed:
+            best, missed, kept = replaced, alike, _has_kept(before, copied(replaced), rows, turn)
+        if not missed:
+            break
+    if kept:
         unseen |= {f"records in {type(dataset).__name__}"}
-    return (dataset if replaced is None else replaced), unseen
+    return best, unseen
+
+
+def _with_others(dataset: Any, before: Any, found: list[Store], rows: Rows, turn: int) -> Any:
+    """The data set with others' records in these places, who are drawn anew in each turn; nothing, where it has no such places."""
+    replaced = _replaced(dataset, [(store, _by_number(store, rows)) for store in found], turn)
+    if replaced is not None and not _others_are_the_same(before, copied(replaced), rows):
+        looked_for = _replaced(dataset, [(store, _looked_for(dataset, store, rows)) for store in found], turn)
+        if looked_for is not None and _others_are_the_same(before, copied(looked_for), rows):
+            return looked_for  # or else records are made of several rows, and what that moves is for the replay to see
+    return replaced
+
+
+def _unlike(tensors: tuple[torch.Tensor, ...], rows: Rows) -> NDArray[np.int64]:
+    """All places in order, with others' instead of these, whose single numbers (classes, say) are other ones where there are such."""
+    order, length = np.arange(len(tensors[0])), len(tensors[0])
+    others, generator = np.setdiff1d(order, rows), np.random.default_rng(rows[:1].tolist())
+    single = [tensor.detach().cpu().numpy() for tensor in tensors if tensor.numel() == length and not tensor.is_complex()]
+    for row in rows.tolist() if len(others) else ():
+        differ = [(values[others] != values[row]).reshape(len(others)) for values in single]
+        unlike = [others[np.logical_and.reduce(differ)], *(others[one] for one in differ), others] if differ else [others]
+        order[row] = generator.choice(next(places for places in unlike if len(places)))
+    return order
+
+
+def _parts_in_common(before: Any, after: Any, rows: Rows) -> float:
+    """How many parts of a few records are as they were; a record that shows nothing counts as other."""
+    pairs = ((_fetched(before, row), _fetched(after, row)) for row in rows[:_LOOKED_AT].tolist())
+    return sum(sum(was == is_ for was, is_ in zip(one or [], other or [], strict=False)) for one, other in pairs)
 
 
 def copied(dataset: Any) -> Any:
@@ -63,38 +102,11 @@ def copied(dataset: Any) -> Any:
         return dataset
 
 
-def beside(dataset: Any, known: list[Any]) -> Iterator[str]:
-    """What a data set or a collate function holds beside records that could follow from all: arrays and numbers, by their names."""
-    held = _named(dataset)
-    for name, value in held.items():
-        if any(value is one for one in known):
-            continue
-        if isinstance(value, Dataset):
-            yield from beside(value, known)
-        elif isinstance(value, float | torch.Tensor | np.ndarray | np.floating) and np.size(value):
-            yield f"{name}, which may follow from all records"
-
-
 def is_random(make: Any, *owners: Any) -> bool:
     """Whether something comes out otherwise under other random numbers."""
     try:
         return bool(content(repeatable(1, make, *owners)) != content(repeatable(2, make, *owners)))
     except Exception:  # whatever it makes of being asked, or what shows nothing
-        return False
-
-
-def _named(value: Any) -> dict[str, Any]:
-    code = getattr(value, "__code__", None)
-    if code is None:
-        return attributes(value) | _named(getattr(value, "func", None)) if value is not None else {}
-    cells = value.__closure__ or ()
-    return {name: cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=False) if _is_filled(cell)}
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
         return False
 
 
@@ -116,23 +128,19 @@ def _light(dataset: Any, instead: Mapping[int, Any]) -> Any:
         return light(dataset, {**_spared(dataset), **instead})
 
 
-def _replaced(dataset: Any, places: list[tuple[Store, Rows]]) -> Any:
+def _replaced(dataset: Any, places: list[tuple[Store, Rows]], turn: int) -> Any:
     """The data set with others' rows in these places of its stores; nothing, where there is no such place."""
-    instead = {id(store.value): _without(store, rows) for store, rows in places if 0 < len(rows) < store.length}
+    instead = {id(store.value): store.take(_others_for(rows, store.length, turn)) for store, rows in places if 0 < len(rows) < store.length}
     return _light(dataset, instead) if instead else None
 
 
-def _others_for(rows: Rows, length: int) -> NDArray[np.int64]:
-    """All places in order, with those of others instead of these."""
+def _others_for(rows: Rows, length: int, turn: int) -> NDArray[np.int64]:
+    """All places in order, with those of others instead of these; the same others for stores of one length, and other ones in each turn."""
     order = np.arange(length)
     others = np.setdiff1d(order, rows)
     if len(others):
-        order[rows] = others[np.arange(len(rows)) % len(others)]
+        order[rows] = np.random.default_rng([turn, *rows[:1].tolist()]).permutation(others)[np.arange(len(rows)) % len(others)]
     return order
-
-
-def _without(store: Store, rows: Rows) -> Any:
-    return store.take(_others_for(rows, store.length))
 
 
 def _by_number(store: Store, rows: Rows) -> Rows:
@@ -183,9 +191,9 @@ def _others_are_the_same(before: Any, after: Any, rows: Rows) -> bool:
     return all(_fetched(before, record) == _fetched(after, record) for record in some.tolist())
 
 
-def _has_kept(before: Any, after: Any, rows: Rows) -> bool:
+def _has_kept(before: Any, after: Any, rows: Rows, turn: int) -> bool:
     """Whether a record that was to be replaced still comes out as it was, although another's would be different."""
-    order = _others_for(rows, len(before))
+    order = _others_for(rows, len(before), turn)
     for row in rows[:_LOOKED_AT].tolist():
         own, now, other = _fetched(before, row), _fetched(after, row), _fetched(before, int(order[row]))
         if own is None or now is None or other is None or len(own) != len(now) or len(own) != len(other):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sartor.cli.audited import FROM_SHADOWS, audited
-from sartor.cli.output import print_json, refuse_inputs, show
+from sartor.cli.output import print_json, refuse_inputs, say, show
 from sartor.errors import SartorError
 from sartor.layout import Table
 from sartor.numbers import check_seed
@@ -71,12 +71,20 @@ def audit(
     if cache is not None:
         _check_apart("--cache", cache, run)
     found: Findings | Replayed
-    if attack == "replay":
-        found = subject.replayed(seed, 4 if holders is None else holders, 50 if steps is None else steps)
-    elif attack == "canary":
-        found = subject.by_canaries(seed, 1000 if canaries is None else canaries, sure)
-    else:
-        found = subject.by_shadows(attack, seed, 64 if shadows is None else shadows, sure, cache, 1 if workers is None else workers)
+    try:
+        if attack == "replay":
+            found = subject.replayed(seed, 4 if holders is None else holders, 50 if steps is None else steps)
+        elif attack == "canary":
+            found = subject.by_canaries(seed, 1000 if canaries is None else canaries, sure)
+        else:
+            found = subject.by_shadows(attack, seed, 64 if shadows is None else shadows, sure, cache, 1 if workers is None else workers)
+    except KeyboardInterrupt:
+        say(
+            "stopped, without a verdict."
+            if cache is None
+            else f"stopped, without a verdict; the same command goes on with what is in {cache}."
+        )
+        raise typer.Exit(130) from None
     found = replace(found, sensitive=sensitive)
     if page is not None:
         _write(page, found, subject.title)
@@ -116,6 +124,8 @@ def _check(attack: str, said: dict[str, Any], seed: int) -> None:
 
 def _check_page(page: str, run: str, *inputs: str | None) -> None:
     """Refuse a page in the place of what is read, or among the files of the run."""
+    if not page:
+        raise SartorError("--page is empty: give the name of a file.")
     refuse_inputs(page, run, *inputs)
     _check_apart("--page", page, run)
     folder = os.path.dirname(os.path.abspath(page))
@@ -149,8 +159,12 @@ def _words(found: Findings | Replayed) -> str:
         return "Refuted:\n" + "\n".join(f"- {fault}" for fault in found.faults)
     unseen = f"\nNot seen: {'; '.join(found.unseen)}." if found.unseen else ""
     if not found.ended:
-        unseen += f"\nStopped after {found.steps:,} of its steps: what it writes at its end was not looked at; --steps says how many."
-    return f"Consistent: no sum moved by more than a holder's clip, and nothing else followed a holder's records.{unseen}"
+        unseen += (
+            f"\nStopped after {found.steps:,} of its steps: of later ones no sums were looked at, nor what is written at the end; "
+            "--steps says how many."
+        )
+    seen = "no sum moved by more than a holder's clip, and nothing else followed a holder's records"
+    return f"Consistent: {seen}. That is no proof: other records may show more.{unseen}"
 
 
 def _write(path: str, found: Any, title: str) -> None:

@@ -6,9 +6,11 @@ folder says by its files what it is of.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from sartor.cli.output import say
 from sartor.documents import read_toml
 from sartor.errors import SartorError
 
@@ -45,6 +47,16 @@ class Audited(Protocol):
         """Attack with shadow models."""
 
 
+def that_fit(canaries: int, sizes: Sequence[int]) -> int:
+    """As many canaries as a model whose arrays have these sizes has room for; it is said where those are fewer."""
+    from sartor.audit.canaries import MOST_RUNS, most_canaries
+
+    most = most_canaries(sizes)
+    if canaries > most:
+        say(f"this model has room for {most // MOST_RUNS} canaries in a run, so {most} are planted, over {MOST_RUNS} runs.")
+    return min(canaries, most)
+
+
 def audited(run: str, seed: int) -> Audited:
     """What a folder or a file of settings says; budgets and rows that are dealt out by lot are dealt out by the seed, where no run has."""
     path = Path(run)
@@ -65,6 +77,8 @@ def _of_folder(path: Path) -> Audited:
         from sartor.cli.audited_votes import AuditedVotes
 
         return AuditedVotes.of_folder(path)
+    if not (path / "config.toml").is_file():
+        raise SartorError(f"{path} is not the folder of a run of sartor train, pate or federate.")
     from sartor.cli.audited_steps import AuditedSteps
 
     return AuditedSteps.of_folder(path)

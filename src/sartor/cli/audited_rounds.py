@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from sartor.cli.audited import that_fit
 from sartor.cli.federate_settings import FederateSettings
 from sartor.cli.options import from_document, listed
 from sartor.cli.output import working
@@ -127,8 +128,9 @@ class AuditedRounds:
 
         task, plan, budgets, _ = self._material
         model = {name: value.numpy() for name, value in task.network().state_dict().items()}
+        count = that_fit(canaries, [array.size for array in model.values() if array.dtype.kind == "f"])
         with working("rounds with canaries"):
-            found = client_attack(model, budgets, plan, canaries=canaries, seed=seed)
+            found = client_attack(model, budgets, plan, canaries=count, seed=seed)
         return findings("canary", found.white_box, plan.accounted, confidence=confidence, bounds=found.bounds)
 
     def by_shadows(self, attack: str, seed: int, shadows: int, confidence: float, cache: str | None, workers: int) -> Findings:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from sartor.cli.audited import that_fit
 from sartor.cli.output import working
 from sartor.cli.train_job import Job, prepared
 from sartor.cli.train_settings import TrainSettings
@@ -33,6 +34,8 @@ class AuditedSteps:
     def __post_init__(self) -> None:
         if self.asked.form == "published":
             raise SartorError("the published form makes no promise that holds, so there is none to audit.")
+        if self.asked.dataset is None and self.asked.table is None:
+            raise SartorError("these settings name no data: give a dataset or a table.")
 
     @classmethod
     def of_folder(cls, path: Path) -> Self:
@@ -75,10 +78,9 @@ class AuditedSteps:
         return registry.build(self._job.recipe.model, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
 
     def replayed(self, seed: int, holders: int, steps: int) -> Replayed:
-        """`sartor train` again with holders zeroed, with all that it writes into a folder; these are for their owner, and go at once."""
+        """`sartor train` again with holders zeroed, with what it writes for everybody; no model of it is ever on a disk."""
         from sartor.audit.replay import replay
-        from sartor.cli.train import carried_out
-        from sartor.report.folder import RunFolder
+        from sartor.cli.train import shown_of
 
         job = self._job
         with tempfile.TemporaryDirectory(prefix="sartor-audit-") as place, working("replaying"):
@@ -86,8 +88,8 @@ class AuditedSteps:
             def train(data: Any, seed: int) -> Path:
                 asked, path = replace(job.asked, seed=seed), Path(place) / "run"
                 shutil.rmtree(path, ignore_errors=True)
-                with RunFolder(path) as folder:
-                    carried_out(job._replace(asked=asked, model=self._made(), data=replace(job.data, train=data)), folder, resume=False)
+                path.mkdir()
+                shown_of(job._replace(asked=asked, model=self._made(), data=replace(job.data, train=data)), path)
                 return path
 
             how: dict[str, Any] = {"ownership": job.data.ownership, "holders": holders, "seed": seed, "most_steps": steps}
@@ -99,13 +101,15 @@ class AuditedSteps:
         from sartor.audit.findings import findings
 
         job = self._job
+        sizes = [parameter.numel() for parameter in job.model.parameters() if parameter.requires_grad]
+        count = that_fit(canaries, sizes)
         with working("training with canaries"):
             found = canary_attack(
                 self._made,
                 job.data.train,
                 job.budgets,
                 job.plan,
-                canaries=canaries,
+                canaries=count,
                 seed=seed,
                 lr=job.recipe.lr,
                 optimizer=job.recipe.optimizer,
@@ -129,7 +133,9 @@ class AuditedSteps:
             raise SartorError(f"--attack {attack} needs shadow models in pairs, {least} or more, not {shadows}.")
         job = self._job
         if attack == "rmia" and not len(job.data.test):
-            raise SartorError("rmia compares with records that nobody trained on: give public test rows.")
+            raise SartorError(
+                "rmia compares with records that nobody trained on, and this run has none: give public rows (--test of sartor train)."
+            )
         trained = train_shadows(
             self._made,
             job.data.train,

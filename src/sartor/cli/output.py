@@ -74,12 +74,18 @@ def working(sentence: str) -> Iterator[None]:
     """Shows on stderr, if it is a terminal, that something is going on."""
     from rich.console import Console
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    try:
+        own = os.fdopen(os.dup(sys.stderr.fileno()), "w")  # so that it is not taken for what somebody prints inside
+    except (OSError, ValueError, AttributeError):
         yield
         return
-    with console.status(sentence):
-        yield
+    with own:
+        console = Console(file=own)
+        if not console.is_terminal:
+            yield
+            return
+        with console.status(sentence):
+            yield
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json as text
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,10 +17,12 @@ from sartor.cli.train_job import Job, material, prepared
 from sartor.cli.train_settings import TrainSettings
 from sartor.confidential import lent
 from sartor.errors import SartorError
+from sartor.run.files import write_public
 
 if TYPE_CHECKING:
+    from sartor.individual.answers import Release
     from sartor.report.folder import RunFolder
-    from sartor.sgd import Result
+    from sartor.sgd import Checkpoints, Result
 
 _EVALUATIONS = 40
 _CHECKPOINTS = 20
@@ -65,12 +69,21 @@ def train(
 
 
 def carried_out(job: Job, folder: RunFolder | None, resume: bool) -> Result:
-    """Train, and leave in the folder what a run leaves there; an audit does it as well, in a folder that is gone afterwards."""
+    """Train, and leave in the folder what a run leaves there."""
     if folder is not None and not resume:  # last of all: whatever went wrong before has left no run behind
         folder.create(job.asked.to_document(job.recipe), job.plan, job.budgets)
     result = _fitted(job, folder, resume)
     if folder is not None:
         _keep(job, folder, result)
+    return result
+
+
+def shown_of(job: Job, folder: Path) -> Result:
+    """Train, and write into a folder what others may read of a run, without its model: for an audit, whose models are on no disk."""
+    job.plan.save(folder / "plan.json")
+    result = _fit_members(job) if job.plan.scheme == "adapdp" else _fit(job, None)
+    write_public(folder / "account.json", text.dumps(result.account.to_json()))
+    write_public(folder / "report.html", _page(job, result, ()))
     return result
 
 
@@ -95,27 +108,13 @@ def _resumed(asked: TrainSettings, config: str | None, folder: RunFolder | None)
 
 
 def _fitted(job: Job, folder: RunFolder | None, resume: bool) -> Result:
-    from sartor.sgd import Checkpoints, Evaluation, Execution, NotFinite
+    from sartor.sgd import Checkpoints, NotFinite
 
-    recipe, steps = job.recipe, job.plan.steps
     if job.plan.scheme == "adapdp":
         return _members(job, folder)
     try:
-        return sartor.fit(
-            job.model,
-            job.data.train,
-            job.budgets,
-            job.plan,
-            lr=recipe.lr,
-            optimizer=recipe.optimizer,
-            momentum=recipe.momentum,
-            evaluation=Evaluation(job.data.test if len(job.data.test) else None, every=max(1, steps // _EVALUATIONS)),
-            checkpoints=None if folder is None else Checkpoints(folder.checkpoint, max(1, steps // _CHECKPOINTS), resume),
-            execution=Execution(max_physical_batch=job.asked.max_physical_batch),
-            seed=job.asked.seed,
-            ownership=job.data.ownership,
-            tracking=job.tracking,
-        )
+        kept = None if folder is None else Checkpoints(folder.checkpoint, max(1, job.plan.steps // _CHECKPOINTS), resume)
+        return _fit(job, kept)
     except NotFinite as stop:
         if folder is not None:
             folder.write_account({**stop.account.to_json(), "ended": str(stop)})
@@ -128,25 +127,52 @@ def _fitted(job: Job, folder: RunFolder | None, resume: bool) -> Result:
         raise typer.Exit(130) from None
 
 
+def _fit(job: Job, checkpoints: Checkpoints | None) -> Result:
+    from sartor.sgd import Evaluation, Execution
+
+    recipe = job.recipe
+    return sartor.fit(
+        job.model,
+        job.data.train,
+        job.budgets,
+        job.plan,
+        lr=recipe.lr,
+        optimizer=recipe.optimizer,
+        momentum=recipe.momentum,
+        evaluation=Evaluation(job.data.test if len(job.data.test) else None, every=max(1, job.plan.steps // _EVALUATIONS)),
+        checkpoints=checkpoints,
+        execution=Execution(max_physical_batch=job.asked.max_physical_batch),
+        seed=job.asked.seed,
+        ownership=job.data.ownership,
+        tracking=job.tracking,
+    )
+
+
+def _fit_members(job: Job) -> Result:
+    from sartor.sgd import Evaluation, Execution, fit_members
+
+    return fit_members(
+        job.model,
+        job.data.train,
+        job.budgets,
+        job.plan,
+        lr=job.recipe.lr,
+        optimizer=job.recipe.optimizer,
+        momentum=job.recipe.momentum,
+        evaluation=Evaluation(job.data.test if len(job.data.test) else None),
+        execution=Execution(max_physical_batch=job.asked.max_physical_batch),
+        seed=job.asked.seed,
+        ownership=job.data.ownership,
+        tracking=job.tracking,
+    )
+
+
 def _members(job: Job, folder: RunFolder | None) -> Result:
     """One model for each round; members of earlier rounds are in no checkpoint, so such a run is taken in one go."""
-    from sartor.sgd import Evaluation, Execution, NotFinite, fit_members
+    from sartor.sgd import NotFinite
 
     try:
-        return fit_members(
-            job.model,
-            job.data.train,
-            job.budgets,
-            job.plan,
-            lr=job.recipe.lr,
-            optimizer=job.recipe.optimizer,
-            momentum=job.recipe.momentum,
-            evaluation=Evaluation(job.data.test if len(job.data.test) else None),
-            execution=Execution(max_physical_batch=job.asked.max_physical_batch),
-            seed=job.asked.seed,
-            ownership=job.data.ownership,
-            tracking=job.tracking,
-        )
+        return _fit_members(job)
     except NotFinite as stop:
         if folder is not None:
             folder.write_account({**stop.account.to_json(), "ended": str(stop)})
@@ -158,8 +184,6 @@ def _members(job: Job, folder: RunFolder | None) -> Result:
 
 def _keep(job: Job, folder: RunFolder, result: Result) -> None:
     from sartor.individual.fare import classes_of_holders
-    from sartor.report import released
-    from sartor.report.training import training_page
     from sartor.sgd import evaluate
     from sartor.sgd.training import by_holder
 
@@ -173,18 +197,24 @@ def _keep(job: Job, folder: RunFolder, result: Result) -> None:
             held_out = job.data.held_out
             assert held_out is not None
             folder.write_held_out({"accuracy": evaluate(result.model, held_out)["accuracy"], "rows": len(held_out)})
-        page = training_page(
-            title=f"{job.data.name}: {job.recipe.model} trained with {job.plan.scheme}",
-            facts=_facts(job),
-            plan=job.plan,
-            steps=result.account.steps,
-            seeded=result.account.seeded,
-            accuracy=result.accuracy,
-            history=result.history,
-            notes=job.data.notes,
-            released=None if result.reading is None else released.part(folder.releases(job.plan), job.plan, private=result.account.private),
-        )
-        folder.finish(result.model, result.account.to_json(), page)
+        folder.finish(result.model, result.account.to_json(), _page(job, result, folder.releases(job.plan)))
+
+
+def _page(job: Job, result: Result, releases: tuple[Release, ...]) -> str:
+    from sartor.report import released
+    from sartor.report.training import training_page
+
+    return training_page(
+        title=f"{job.data.name}: {job.recipe.model} trained with {job.plan.scheme}",
+        facts=_facts(job),
+        plan=job.plan,
+        steps=result.account.steps,
+        seeded=result.account.seeded,
+        accuracy=result.accuracy,
+        history=result.history,
+        notes=job.data.notes,
+        released=None if result.reading is None else released.part(releases, job.plan, private=result.account.private),
+    )
 
 
 def _facts(job: Job) -> dict[str, str]:

@@ -12,21 +12,48 @@ _RATES = (1e-3, 1e-2, 0.1, 0.5)
 _SENSITIVE = "Sensitive: these figures are about the training records themselves, and no budget covers them. Show them to nobody."
 
 
+_ABOUT = {
+    "canary": "canaries: extra members with directions of their own, each in or out by a coin, told from all that was released (white box)",
+    "lira": "LiRA: the likelihood of each record's log-odds under shadow models with it and without it, on the log scale",
+    "rmia": "RMIA: how much better a model explains a record than it explains public ones, relative to shadow models",
+    "loss": "the loss of each record alone: who has a small one took part",
+}
+_READ = (
+    '"In, out" is how many scores there are of members and of others. The bound is what epsilon must at least be for this to be found, up '
+    'to the stated confidence, which is that of the whole table; "at most" is what it would be if every score told right. AUC is how often '
+    "a member scores higher than somebody else (0.5 is guessing), and TPR the share of members that are found where at most that share of "
+    "the others is taken for members."
+)
+
+
 def audit_page(found: Findings, *, title: str) -> str:
     """The page, as HTML; it says where what was found is sensitive."""
     table = found.table()
-    names = [f"epsilon {text(row.epsilon, 'g')}" for row in found.rows]
+    names = _names(found)
+    least = 1 / max(1, *(row.outside for row in found.rows))  # what the scores can tell from 0
     curves = [
-        plots.Line(name, np.maximum(row.curve.fpr, 1e-5), np.maximum(row.curve.tpr, 1e-5))
+        plots.Line(name, np.maximum(row.curve.fpr, least), np.maximum(row.curve.tpr, least))
         for name, row in zip(names, found.rows, strict=True)
     ]
+    guessing = np.array([least, 1.0])
     numbers = page.table(
         ["false positive rate", *names],
-        [[f"{rate:g}", *(f"{np.interp(rate, row.curve.fpr, row.curve.tpr):.4f}" for row in found.rows)] for rate in _RATES],
+        [[f"{rate:g}", *(f"{row.curve.tpr[row.curve.fpr <= rate][-1]:.4f}" for row in found.rows)] for rate in _RATES],
     )
     caption = "Share of members found (true positive rate) over the share of others taken for members (false positive rate), by group"
-    drawing = plots.lines(curves, x="false positive rate", y="true positive rate", logarithmic=True, logarithmic_x=True)
-    blocks = [page.paragraph(found.sentence()), page.table(table.headings, table.rows), page.figure(drawing, caption, numbers)]
+    drawn = [*curves, plots.Line("guessing", guessing, guessing)]
+    drawing = plots.lines(drawn, x="false positive rate", y="true positive rate", logarithmic=True, logarithmic_x=True)
+    about = f"The attack: {_ABOUT.get(found.attack, found.attack)}. Confidence {found.confidence:g}. {_READ}"
+    blocks = [page.paragraph(found.sentence()), page.table(table.headings, table.rows), page.paragraph(about)]
+    blocks.append(page.figure(drawing, caption, numbers))
     if found.sensitive:
         blocks.insert(0, page.note(_SENSITIVE))
     return page.page(title, *blocks)
+
+
+def _names(found: Findings) -> list[str]:
+    """What curves are called: by epsilon, and by delta where it takes that to tell them apart."""
+    plain = [f"epsilon {text(row.epsilon, 'g')}" for row in found.rows]
+    return [
+        name if plain.count(name) == 1 else f"{name}, delta {text(row.delta, 'g')}" for name, row in zip(plain, found.rows, strict=True)
+    ]

@@ -10,6 +10,7 @@ Breaks if: a seeded run is released.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -65,11 +66,29 @@ class Poll(NamedTuple):
     labels: NDArray[np.int64]
 
 
+class Ahead(NamedTuple):
+    """What of a seeded run is fixed beforehand: the coins of any step of the plan, and its noise over each parameter. Secret."""
+
+    draw: Callable[[int], Draw]
+    noise: Callable[[int], Mapping[str, Array]]
+
+
+class Source(NamedTuple):
+    """A run of SGD: what it makes its batches of, what it trains, and its coins and noise. `ownership` says whose records are, if there are
+    several of somebody."""
+
+    dataset: Any
+    collate: Any
+    ownership: Any
+    model: Any
+    ahead: Ahead
+
+
 class Witness(Protocol):
     """What an audit does while a mechanism runs."""
 
-    def reads(self, dataset: Any, collate: Any, ownership: Any) -> None:
-        """A run of SGD was made, which makes its batches of these; `ownership` says whose records are, if there are several of somebody."""
+    def reads(self, source: Source) -> None:
+        """A run of SGD was made."""
 
     def overlooked(self) -> None:
         """A private run began in another thread meanwhile; nothing of it is seen."""
@@ -91,21 +110,24 @@ class Witness(Protocol):
 
 
 _PRESENT: ContextVar[Witness | None] = ContextVar("witness", default=None)
-_EVERYWHERE: list[Witness] = []
+_EVERYWHERE: list[tuple[Witness, frozenset[threading.Thread]]] = []
+"""Who looks on, and the threads that were there before, whose runs are not theirs."""
 
 
 def witness_of(stream: Stream) -> Witness | None:
     """Who looks on a mechanism with this stream; nobody, usually.
 
-    Seeded runs in other threads are looked at as well, which whoever trains may have begun. Private ones there are left alone.
+    Seeded runs in threads that began meanwhile are looked at as well, which whoever trains may have begun; private ones are left alone.
     """
     found = _PRESENT.get()
     if found is not None and not stream.seeded:
         raise SartorError("only a seeded run can be looked at: give the seed of the audit to whatever trains (seed=).")
-    if found is None and _EVERYWHERE:
-        if stream.seeded:
-            return _EVERYWHERE[-1]
-        _EVERYWHERE[-1].overlooked()
+    if found is None:
+        here = threading.current_thread()
+        theirs = next((witness for witness, before in reversed(_EVERYWHERE) if here not in before), None)
+        if theirs is None or stream.seeded:
+            return theirs
+        theirs.overlooked()
     return found
 
 
@@ -119,9 +141,10 @@ def seen(stream: Stream, draw: Draw) -> Draw:
 def looked_at_by(witness: Witness) -> Iterator[None]:
     """Mechanisms that begin inside are looked at."""
     token = _PRESENT.set(witness)
-    _EVERYWHERE.append(witness)
+    everywhere = witness, frozenset(threading.enumerate())
+    _EVERYWHERE.append(everywhere)
     try:
         yield
     finally:
-        _EVERYWHERE.remove(witness)
+        _EVERYWHERE.remove(everywhere)
         _PRESENT.reset(token)

@@ -20,7 +20,7 @@ from sartor.plans import Plan
 from sartor.plans.published import REFUSED, Published
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
-from sartor.run.witness import witness_of
+from sartor.run.witness import Ahead, Source, witness_of
 from sartor.sgd.check import Kept
 from sartor.sgd.gradients import Kernels, PerExample
 from sartor.sgd.gradients.modules import watched
@@ -126,7 +126,7 @@ def make_private(
         setattr(parameter, _MARK, True)
     witness = witness_of(source)
     if witness is not None:
-        witness.reads(dataset, collate, ownership)
+        witness.reads(Source(dataset, collate, ownership, model, Ahead(sampler.draw, run.noise_of)))
     draws = Draws(plan, sampler, source, ownership, size, witness=witness)
     loader = PrivateLoader(run, draws, dataset, collate=collate, workers=workers, pristine=pristine)
     if way is not None and loss is not None:

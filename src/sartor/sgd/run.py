@@ -21,7 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sartor.errors import Exhausted, SartorError
@@ -289,11 +291,17 @@ class Run:
             start = end
         return found
 
-    def _seen(self) -> dict[str, Tensor]:
+    def noise_of(self, step: int) -> dict[str, NDArray[np.float64]]:
+        """What is added to the sums of a step; secret, and known beforehand in a seeded run alone, which an audit may look at."""
+        if not self.stream.seeded:
+            raise SartorError("the noise of a private run is nobody's to know.")
+        nothing = {name: torch.zeros_like(value) for name, value in self.engine.parameters.items()}
+        return {name: value.detach().double().cpu().numpy() * self.plan.batch for name, value in self._noisy(nothing, step).items()}
+
+    def _seen(self) -> dict[str, Any]:
         """What anybody may see of the model between two steps."""
         gradients = {f"gradient of {n}": p.grad for n, p in self.engine.model.named_parameters() if p.grad is not None}
-        kept = {name: value for name, value in self.engine.model.state_dict().items() if isinstance(value, Tensor)}
-        return {**dict(self.engine.model.named_buffers()), **kept, **gradients}
+        return {**dict(self.engine.model.named_buffers()), **self.engine.model.state_dict(), **gradients}
 
     def _witnessed(self, step: int, sums: dict[str, Tensor], noisy: dict[str, Tensor]) -> dict[str, Tensor]:
         assert self._witness is not None
