@@ -143,6 +143,7 @@ def ensemble() -> Catcher:
 
 VOTES, ENSEMBLE = votings(), ensemble()
 STEP = replayed("replay of a user's loop")
+CUT = replayed("replay of the first steps of a loop", plan=functools.partial(planned, steps=130))
 RESUMED = replayed("replay of a run that was stopped and resumed", train=stopped_and_resumed, holders=1)
 SEQUENCES = replayed("replay of a loop over sequences", sequences, make=Positions)
 QUIET_SEQUENCES = replayed("replay of a loop over sequences, where biases learn most", lambda: sequences(1e-3), make=Positions)

@@ -156,6 +156,65 @@ def noise_reused_after_some_steps(patch):
     noise_of_step(patch, lambda step: step % 3)
 
 
+@mutant(replays.CUT, quick=True)
+def noise_reused_after_many_steps(patch):
+    """From the 61st step on noise begins anew, beyond the steps that are replayed."""
+    noise_of_step(patch, lambda step: step % 60)
+
+
+@mutant(replays.CUT)
+def noise_too_low_after_many_steps(patch):
+    """From the 51st step on noise has 30 % of its deviation."""
+    right = running.Run._noisy
+
+    def fading(self, sums, step):
+        bare, noisy = {name: value.double() / self.plan.batch for name, value in sums.items()}, right(self, sums, step)
+        return noisy if step < 50 else {name: (bare[name] + 0.3 * (value - bare[name])).float() for name, value in noisy.items()}
+
+    patch.setattr(running.Run, "_noisy", fading)
+
+
+@mutant(replays.CUT)
+def rate_doubled_after_many_steps(patch):
+    """From the 51st step on everybody is drawn by two coins."""
+    right = PoissonSampler.draw
+
+    def twice(self, step):
+        draw = right(self, step)
+        if step < 50:
+            return draw
+        own = np.union1d(draw.indices, right(self, step - 50).indices)
+        return dataclasses.replace(draw, indices=own, clips=np.full(len(own), self._clips.min()))
+
+    patch.setattr(PoissonSampler, "draw", twice)
+
+
+@mutant(replays.STEP)
+def noise_of_another_shape(patch):
+    """Noise has the right deviation and is bounded, which protects nobody."""
+    right = running.normal
+
+    def bounded(generator, size, deviation, draws=1):
+        return deviation * np.sign(right(generator, size, deviation, draws))
+
+    patch.setattr(running, "normal", bounded)
+
+
+@mutant(replays.CUT)
+def one_holder_always_drawn(patch):
+    """One holder is in every step, and everybody else as their coins say."""
+    right = PoissonSampler.draw
+
+    def always(self, step):
+        draw = right(self, step)
+        own = np.union1d(draw.indices, [7])
+        clips = np.full(len(own), self._clips.min())
+        clips[np.isin(own, draw.indices)] = draw.clips
+        return dataclasses.replace(draw, indices=own, clips=clips)
+
+    patch.setattr(PoissonSampler, "draw", always)
+
+
 @mutant(replays.STEP, quick=True)
 def noise_for_the_mean_accounted_as_for_the_sum(patch):
     """Noise that is made for the mean is divided by the batch once more (tensorflow/privacy#153)."""

@@ -34,6 +34,7 @@ import numpy as np
 from sartor.audit.choice import chosen, whole
 from sartor.audit.judge import Judge
 from sartor.audit.record import Tape
+from sartor.audit.shown import alone
 from sartor.audit.twice import NOBODY, Train, Twice
 from sartor.audit.without import without
 from sartor.budgets import Budgets
@@ -80,6 +81,7 @@ class Replayed:
         return {"attack": "replay", "verdict": self.verdict, **figures, **seen, **({"sensitive": True} if self.sensitive else {})}
 
 
+@alone
 def replay(
     train: Train,
     dataset: Any,

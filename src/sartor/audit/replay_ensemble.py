@@ -22,7 +22,7 @@ from sartor.audit.opened import listening
 from sartor.audit.reached import digests, of_records, reached, told
 from sartor.audit.replay import Replayed
 from sartor.audit.replay_votes import Votings
-from sartor.audit.shown import Shown, compared
+from sartor.audit.shown import Shown, alone, compared
 from sartor.audit.without import copied, without
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
@@ -33,6 +33,7 @@ from sartor.pate.teachers import Teachers
 from sartor.run.witness import Array
 
 
+@alone
 def replay_ensemble(
     teachers: Teachers,
     dataset: TensorDataset,

@@ -26,7 +26,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -59,6 +59,19 @@ KINDS = {
 }
 
 Pieces = dict[tuple[str, ...], str]
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def alone(look: Callable[Given, Found]) -> Callable[Given, Found]:
+    """One after the other, whichever threads call it."""
+
+    @functools.wraps(look)
+    def looking(*given: Given.args, **more: Given.kwargs) -> Found:
+        with _ONE:
+            return look(*given, **more)
+
+    return looking
 
 
 class Shown:
@@ -173,9 +186,7 @@ def compared(first: Shown, second: Shown, *, control: Callable[[], Shown], again
 @contextmanager
 def _below(instead: tuple[io.TextIOWrapper, io.TextIOWrapper]) -> Iterator[None]:
     """What is written to the process's own streams, as programs do that it starts, goes elsewhere; nowhere, where it has none."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # whatever a stream makes of being asked
-            stream.flush()
+    _flush()
     before: list[tuple[int, int]] = []
     with suppress(OSError):
         for number, other in zip(_STREAMS, instead, strict=True):
@@ -184,9 +195,16 @@ def _below(instead: tuple[io.TextIOWrapper, io.TextIOWrapper]) -> Iterator[None]
     try:
         yield
     finally:
+        _flush()
         for number, known in before:
             os.dup2(known, number)
             os.close(known)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # whatever a stream makes of being asked
+            stream.flush()
 
 
 def _stream() -> io.TextIOWrapper:
