@@ -100,7 +100,7 @@ class Twice:
         if again.faults or again.moved:
             raise SartorError(
                 "this training is not the same twice under one seed and on the same data, so replay cannot tell what a holder moves: let "
-                "all that it draws follow the seed (torch, numpy and random are seeded), make the model in train, and keep nothing between runs."
+                "all that it draws follow the seed (torch, numpy and random are), make the model in train, and keep nothing between runs."
             )
 
 
