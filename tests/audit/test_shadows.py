@@ -185,6 +185,21 @@ def test_what_was_kept_is_not_trained_again_and_more_can_be_added(tmp_path, monk
     assert asked == [8, 9]
 
 
+def test_signals_of_other_code_of_the_library_are_refused(tmp_path, monkeypatch):
+    made(folder=tmp_path / "kept", models=2)
+    monkeypatch.setattr(making, "_code", lambda: b"other code")
+    with pytest.raises(SartorError, match="another version of sartor"):
+        made(folder=tmp_path / "kept", models=2)
+
+
+def test_the_model_of_which_bounds_are_is_trained_by_the_librarys_own_steps(monkeypatch):
+    asked = []
+    right = tasks.carried_out
+    monkeypatch.setattr(tasks, "carried_out", lambda task, beside: asked.append((task.numbers, task.stacked)) or right(task, beside))
+    made(models=10)
+    assert asked == [([0], False), ([1, 2, 3, 4, 5, 6, 7], True), ([8, 9], True)]
+
+
 def test_all_signals_are_kept_so_that_another_needs_no_new_models(tmp_path, monkeypatch):
     population = TensorDataset(*(tensor[:7] for tensor in records(70).tensors))
     asked = {name: made(population=population, signal=name) for name in NAMES}

@@ -4,8 +4,9 @@ Models come in pairs: a target who is in for one is out for the other, by a fair
 and within a model everyone's coins are independent. Who is out is zeroed: tossed a coin at every step like everybody, never drawn, and
 everything else stays as it is. The plan is fixed and public, and is not made anew for those who are in.
 
-Models are trained several at once where they can be (`stacked`), otherwise one by one, and are spread over processes by joblib
-(`shadow_tasks`). Only signals come back; no model is ever written to a disk.
+The first model is trained by the library's own steps, and bounds are of its coins; the others several at once where they can be
+(`stacked`), otherwise as the first. joblib spreads them over processes (`shadow_tasks`). Only signals come back; no model is ever written
+to a disk.
 
 Sensitive: signals are of private records, without noise, and a shadow model trained on people's records is a release that no budget covers.
 They are for the auditor, who may see the data.
@@ -17,7 +18,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,15 +195,19 @@ def _tasks(
     stacked: bool,
     done: dict[int, Arrays],
 ) -> Iterator[Task]:
-    """Models in tasks of fixed size, without the tasks that were finished before: a task that goes on is the same again."""
-    size = STACKED if stacked else 1
-    for begin in range(0, len(inside), size):
-        numbers = list(range(begin, min(begin + size, len(inside))))
+    """Models in tasks of fixed size, without the tasks that were finished before: a task that goes on is the same again.
+
+    Model 0, of which alone bounds are, is trained by the library's own steps whatever becomes of the others.
+    """
+    cuts = {0, 1, *range(0, len(inside), STACKED if stacked else 1), len(inside)}
+    for begin, end in pairwise(sorted(cuts)):
+        numbers = list(range(begin, end))
         if all(number in done for number in numbers):
             continue
         absent = np.zeros((len(numbers), len(material.budgets)), bool)
         absent[:, targets] = ~inside[numbers]
-        yield Task(material, numbers, [seed_of(seed, number) for number in numbers], list(absent), targets, population, stacked)
+        seeds = [seed_of(seed, number) for number in numbers]
+        yield Task(material, numbers, seeds, list(absent), targets, population, stacked and begin > 0)
 
 
 def _targets(given: ArrayLike | None, holders: int) -> NDArray[np.intp]:
@@ -229,5 +237,15 @@ def _digests(material: Material, targets: NDArray[np.intp], population: Dataset[
         "targets": [targets.tobytes()],
         "population": [others],
         "seed": [seed],
+        "version of sartor": [_code()],
     }
     return {**of, **{name: blake2b(content(list(part)), digest_size=16).hexdigest() for name, part in parts.items()}}
+
+
+@cache
+def _code() -> bytes:
+    """A digest of this library's own code, which signals follow from as well."""
+    found, room = blake2b(digest_size=16), Path(__file__).parent.parent
+    for file in sorted(room.rglob("*.py")):
+        found.update(str(file.relative_to(room)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return found.digest()
