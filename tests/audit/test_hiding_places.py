@@ -94,6 +94,18 @@ def test_what_is_read_from_files_is_told(tmp_path):
     assert "what train reads from files" in looked_at(train, holders=1).unseen
 
 
+def test_files_that_a_run_wrote_itself_are_its_own_whatever_it_calls_them_and_so_is_what_it_returns(tmp_path):
+    def train(data, seed):
+        trained(data, seed)
+        (tmp_path / "draft").write_text("of mine")
+        os.replace(tmp_path / "draft", tmp_path / "kept")
+        (tmp_path / "kept").read_text()
+        return tmp_path
+
+    (tmp_path / "before").write_text("nobody's, and not read by train")
+    assert looked_at(train, holders=1).unseen == ()
+
+
 def helper():
     return ALL.tensors[0].mean(0)
 

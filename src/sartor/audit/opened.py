@@ -1,7 +1,7 @@
 """Which files code opens to read: what stands in them may follow from records that nobody replaced.
 
-Python tells of every file that it opens (its audit events). Files that the same code has written before are its own, and those of Python,
-of packages and of the system hold no records.
+Python tells of every file that it opens (its audit events). Files that the same code has written before, or has given their name, are its
+own, and those of Python, of packages and of the system hold no records; nor does matplotlib's list of fonts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,13 @@ class Opened:
         """A file was opened."""
         if writes:
             self._written.add(path)
-        elif path not in self._written and not (path.endswith(_CODE) or path.startswith(_elsewhere()) or os.path.isdir(path)):
+        elif path not in self._written and not (path.endswith(_CODE) or path.startswith((*_elsewhere(), *_fonts())) or os.path.isdir(path)):
             self.read.add(path)
+
+    def renamed(self, path: str, now: str) -> None:
+        """A file has another name."""
+        if path in self._written:
+            self._written.add(now)
 
 
 _LISTENING: list[Opened] = []
@@ -55,7 +60,12 @@ def _begin() -> None:
 
 
 def _told(event: str, given: tuple[object, ...]) -> None:
-    if not _LISTENING or event != "open" or not isinstance(given[0], str | bytes | os.PathLike):
+    if not _LISTENING or event not in ("open", "os.rename") or not isinstance(given[0], str | bytes | os.PathLike):
+        return
+    if event == "os.rename":
+        before, now = (os.path.abspath(os.fsdecode(name)) for name in given[:2])  # type: ignore[arg-type]
+        for found in _LISTENING:
+            found.renamed(before, now)
         return
     path, mode, flags = os.path.abspath(os.fsdecode(given[0])), given[1], given[2]
     writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else isinstance(flags, int) and bool(flags & _WRITING)
@@ -68,3 +78,9 @@ def _elsewhere() -> tuple[str, ...]:
     """Where nobody's records are."""
     own = {sys.prefix, sys.base_prefix, str(Path(__file__).parent.parent), "/proc", "/sys", "/dev", "/etc", "/usr/share", "/usr/lib"}
     return tuple(f"{os.path.abspath(folder)}{os.sep}" for folder in own)
+
+
+def _fonts() -> tuple[str, ...]:
+    """Where matplotlib keeps its list of fonts, once it is imported."""
+    folder = getattr(sys.modules.get("matplotlib"), "get_cachedir", str)()
+    return (f"{os.path.abspath(folder)}{os.sep}",) if folder else ()

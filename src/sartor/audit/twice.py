@@ -133,20 +133,22 @@ def _digests(dataset: Any, rows: NDArray[np.integer]) -> list[bytes] | None:
 
 def _run(witness: Tape | Playback, train: Train, dataset: Any, seed: int, shown: Shown, *, whatever: bool) -> bool:
     """Look at a run, and say whether it read files; `whatever` error ends it is a way to end, or else only what its own model may do."""
-    with _seeded(seed), looked_at_by(witness), listening() as opened, shown.looking():
-        try:
-            value = train(dataset, seed)
-        except Enough:
-            shown.stopped()
-        except SystemExit as error:
-            if not whatever:
-                raise SartorError("train ends the program (SystemExit): let it return instead.") from None
-            shown.failed(error)
-        except Exception as error:
-            if not (whatever or isinstance(error, NotFinite)):
-                raise
-            shown.failed(error)
-        else:
+    returned: list[object] = []
+    with _seeded(seed), looked_at_by(witness), shown.looking():
+        with listening() as opened:
+            try:
+                returned.append(train(dataset, seed))
+            except Enough:
+                shown.stopped()
+            except SystemExit as error:
+                if not whatever:
+                    raise SartorError("train ends the program (SystemExit): let it return instead.") from None
+                shown.failed(error)
+            except Exception as error:
+                if not (whatever or isinstance(error, NotFinite)):
+                    raise
+                shown.failed(error)
+        for value in returned:  # what is written where it says is read here, and not by train
             shown.returned(value)
     for source in witness.sources:
         shown.keeps(source.model)
