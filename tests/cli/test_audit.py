@@ -1,8 +1,12 @@
 """`sartor audit`: attacks and replay from a run's settings, and what is refused."""
 
 import json
+import os
+import signal
 import stat
+import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from sartor.audit import shadow_tasks, shadows
 from sartor.audit.findings import AS_PLANNED, ONE_RUN, REPEATED
 from sartor.audit.shadows import Shadows, coins
 from sartor.cli import app
+from sartor.data import PrivateScaling
 from sartor.errors import SartorError
 from sartor.federated import rounds
 from sartor.federated.ledger import Ledger
@@ -101,7 +106,44 @@ def test_peoples_own_table_is_audited_only_where_sensitive_is_said(file):
     settings = file("own.toml", common + 'accountant = "rdp"\n')
     assert "--sensitive" in refused(settings)
     found = json.loads(run(settings, "--sensitive", "--holders", 1, "--json"))
-    assert (found["verdict"], found["sensitive"]) == ("consistent", True)
+    assert (found["verdict"], found["ended"], found["unseen"], found["sensitive"]) == ("consistent", True, [], True)
+
+
+def test_bounds_taken_from_private_rows_are_not_seen_to_follow_them_and_that_is_said(file):
+    table = file("people.csv", [{"x": i % 7, "y": i % 2, "epsilon": 1} for i in range(60)])
+    common = f'table = "{table}"\ntarget = "y"\nbudget_column = "epsilon"\ndelta = "1e-3"\nsteps = 4\nbatch = 20\naccountant = "rdp"\n'
+    settings = file("own.toml", common)
+    with pytest.warns(PrivateScaling):
+        found = json.loads(run(settings, "--sensitive", "--holders", 1, "--json"))
+    (unseen,) = found["unseen"]
+    assert unseen.endswith("which were taken from private rows")
+    assert '"x"' in unseen
+
+
+ENDED = """
+    import os, signal, sys
+    from sartor import cli
+    from sartor.cli import train
+    train.shown_of = lambda job, folder: os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+    cli.main(["audit", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_whatever_ends_an_audit_leaves_nothing_behind_and_no_verdict(name, config, tmp_path):
+    place = tmp_path / "temporary"
+    place.mkdir()
+    paths = os.pathsep.join(path for path in sys.path if path)
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ENDED), str(config), name],
+        env={**os.environ, "PYTHONPATH": paths, "TMPDIR": str(place)},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout) == (128 + getattr(signal, name), "")
+    assert "stopped, without a verdict." in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not list(place.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ training records themselves, so of data that may not be shown it is told only wh
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +59,8 @@ def audit(
     Ensembles (PATE) and federated rounds have the attacks replay and canary, where a canary is a voting of one of two neighbouring
     ensembles, or an extra client.
     """
+    from sartor.sgd.interrupt import as_ctrl_c
+
     given = {"--shadows": shadows, "--cache": cache, "--canaries": canaries, "--holders": holders, "--steps": steps, "--workers": workers}
     _check(attack, {name: value for name, value in {**given, "--confidence": confidence}.items() if value is not None}, seed)
     sure = 0.99 if confidence is None else confidence
@@ -71,20 +74,18 @@ def audit(
     if cache is not None:
         _check_apart("--cache", cache, run)
     found: Findings | Replayed
-    try:
-        if attack == "replay":
-            found = subject.replayed(seed, 4 if holders is None else holders, 50 if steps is None else steps)
-        elif attack == "canary":
-            found = subject.by_canaries(seed, 1000 if canaries is None else canaries, sure)
-        else:
-            found = subject.by_shadows(attack, seed, 64 if shadows is None else shadows, sure, cache, 1 if workers is None else workers)
-    except KeyboardInterrupt:
-        say(
-            "stopped, without a verdict."
-            if cache is None
-            else f"stopped, without a verdict; the same command goes on with what is in {cache}."
-        )
-        raise typer.Exit(130) from None
+    with as_ctrl_c() as signals:
+        try:
+            if attack == "replay":
+                found = subject.replayed(seed, 4 if holders is None else holders, 50 if steps is None else steps)
+            elif attack == "canary":
+                found = subject.by_canaries(seed, 1000 if canaries is None else canaries, sure)
+            else:
+                found = subject.by_shadows(attack, seed, 64 if shadows is None else shadows, sure, cache, 1 if workers is None else workers)
+        except KeyboardInterrupt:
+            goes_on = "." if cache is None else f"; the same command goes on with what is in {cache}."
+            say(f"stopped, without a verdict{goes_on}")
+            raise typer.Exit(128 + (signals or [signal.SIGINT])[0]) from None
     found = replace(found, sensitive=sensitive)
     if page is not None:
         _write(page, found, subject.title)

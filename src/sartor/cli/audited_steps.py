@@ -93,7 +93,9 @@ class AuditedSteps:
                 return path
 
             how: dict[str, Any] = {"ownership": job.data.ownership, "holders": holders, "seed": seed, "most_steps": steps}
-            return replay(train, job.data.train, job.budgets, job.plan, **how)
+            found = replay(train, job.data.train, job.budgets, job.plan, **how)
+        taken = job.data.from_private
+        return replace(found, unseen=(*found.unseen, f"the {taken}, which were taken from private rows")) if taken else found
 
     def by_canaries(self, seed: int, canaries: int, confidence: float) -> Findings:
         """Canary gradients in one run."""

@@ -35,7 +35,8 @@ class Data:
     where the source has any, each once. `ownership` says whose the training rows are; it is None where each is a holder's only one.
     `held_out` are private rows that are not trained on, of holders who have no training row. `notes` say in words what a reader of results
     should know about the source, and `one_holder` what counts as one holder. `labels` name the classes, where the names are public.
-    `attributes` are further columns that were asked for, with one text for each training row.
+    `attributes` are further columns that were asked for, with one text for each training row. `from_private` says what was taken from
+    private rows before anything was trained, and so follows them outside of every budget; it is empty where nothing was.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Data:
     one_holder: str = ONE_ROW
     labels: tuple[str, ...] | None = None
     attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    from_private: str = ""
 
     def __post_init__(self) -> None:
         if self.ownership is not None and len(self.ownership) != len(self.train):

@@ -115,6 +115,7 @@ def read_table(
         holders=people.names,
         budgets=budgets,
         notes=_warned(encoding, _held(everyone, len(held)), test is not None, named),
+        from_private=_from_private(encoding),
         held_out=apart if len(held) else None,
         ownership=people.ownership,
         one_holder=ONE_ROW if people.ownership is None else f'all rows that name them in "{id_column}"',
@@ -323,13 +324,17 @@ def _held(everyone: People, count: int) -> str:
     return f"{count} rows were" if everyone.ownership is None else f"{count} holders, with all of their rows, were"
 
 
+def _from_private(encoding: _Encoding) -> str:
+    """What rows of private people decided: bounds and categories of columns that nobody gave any of."""
+    return "; the ".join(f"{what} of {_listed(columns)}" for what, columns in encoding.private.items() if columns)
+
+
 def _warned(encoding: _Encoding, held: str, separate: bool, named: Sequence[str]) -> tuple[str, ...]:
     """Warn of what was taken from private rows, and return the notes that say the same."""
-    notes = []
-    taken = [f"{what} of {_listed(columns)}" for what, columns in encoding.private.items() if columns]
+    notes, taken = [], _from_private(encoding)
     if taken:
         arguments = " and ".join(f"{what}=" for what, columns in encoding.private.items() if columns)
-        notes.append(f"The {'; the '.join(taken)} were taken from private rows, which no budget covers.")
+        notes.append(f"The {taken} were taken from private rows, which no budget covers.")
         warnings.warn(f"{notes[-1][:-1]}: give {arguments}, or a schema.", PrivateScaling, stacklevel=3)
     if named:
         notes.append(f"By its name {_listed(named)} says what people allow, so it is no feature; if it is one, list it in the schema.")

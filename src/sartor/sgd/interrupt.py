@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps instead of within one, so that what was trained can be kept before the run ends."""
+"""Signals that end a run: Ctrl-C between two steps instead of within one, so that what was trained can be kept; others as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -32,3 +32,24 @@ def between_steps() -> Iterator[Callable[[], bool]]:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+@contextmanager
+def as_ctrl_c() -> Iterator[list[int]]:
+    """SIGTERM and SIGHUP end what runs as Ctrl-C does, so that nothing is left behind; yields the numbers of those that came."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def note(number: int, frame: Any) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    ending = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, note) for number in ending if signal.getsignal(number) is signal.SIG_DFL}
+    try:
+        yield came
+    finally:
+        for number, usual in before.items():
+            signal.signal(number, usual)
