@@ -2,7 +2,7 @@
 
     python benchmarks/lira_results.py --data DIR --out docs/results/lira_runs.jsonl --table docs/results/lira.md
     python benchmarks/lira_results.py --data DIR --only dense                    # the small network alone, 40 minutes
-    python benchmarks/lira_results.py --tables docs/results/lira_runs.jsonl      # the tables of runs that were made
+    python benchmarks/lira_results.py --tables docs/results/lira_runs.jsonl --plots docs/results    # of runs that were made
 
 The first images of MNIST, half of them at random at epsilon 10 and half at 20, as in the paper (which has CIFAR-10, 25,000 images and
 512 models on a GPU); delta 1e-4. Two networks: *dense*, one hidden layer of 32 (4,000 images, 512 shadow models), and *mnist-cnn*, that of
@@ -35,18 +35,21 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sartor
+from individual_tables import written
 from sartor.audit.lira import lira, offline_lira
 from sartor.audit.losses import losses, threshold_success
 from sartor.audit.rmia import rmia
-from sartor.audit.scores import auc, tpr_at
+from sartor.audit.scores import Scores, auc, roc, tpr_at
 from sartor.audit.shadow_training import Learning
 from sartor.audit.shadows import Shadows, train_shadows
 from sartor.audit.significance import permutation, welch
 from sartor.data import load
 from sartor.models import build
+from sartor.report import plots
 
 POPULATION, DELTA, EPSILONS, TARGETS = 1_000, 1e-4, (10.0, 20.0), 5
 LOW = (0.001, 0.01)
+RATES = np.logspace(-4, 0, 81)  # false positive rates of the curves
 WAYS = ("sample", "scale", "uniform-10", "uniform-20")
 PERMUTATIONS = 9_999
 
@@ -98,6 +101,8 @@ def attacked(network: str, way: str, data: str | None, seed: int) -> dict[str, A
         "accuracy": float((shadows.population > 0).mean()),
         "seconds": trained,
         "auc": [auc(scores[place]) for place in range(2)],
+        "roc": [curve(scores[place]) for place in range(2)],
+        "roc of all": curve(Scores(*(np.concatenate([getattr(one, side) for one in scores.values()]) for side in ("inside", "outside")))),
         "tpr": {f"{rate:g}": [tpr_at(scores[place], rate) for place in range(2)] for rate in LOW},
         "offline": [auc(one) for one in offline_lira(shadows).values()],
         "rmia": [auc(one) for one in rmia(shadows).values()],
@@ -126,11 +131,17 @@ def tested(strict: NDArray[np.float64], open_: NDArray[np.float64]) -> tuple[flo
     return welch(open_, strict).p, permutation(open_, strict, permutations=PERMUTATIONS).p
 
 
+def curve(scores: Scores) -> list[float]:
+    """The share of members found at each of the rates."""
+    found = roc(scores)
+    return [float(found.tpr[found.fpr <= rate][-1]) for rate in RATES]
+
+
 def one_target(shadows: Shadows, model: int) -> dict[str, Any]:
     """A single target model, as in Table 12: the scores of its members in both groups."""
     found = lira(shadows, models=[model])
     test = welch(found[1].inside, found[0].inside)
-    return {"auc": [auc(found[0]), auc(found[1])], "t": test.t, "p": 2 * min(test.p, 1 - test.p)}
+    return {"auc": [auc(found[0]), auc(found[1])], "roc": [curve(found[0]), curve(found[1])], "t": test.t, "p": 2 * min(test.p, 1 - test.p)}
 
 
 def row(*cells: str) -> str:
@@ -164,6 +175,30 @@ def tables(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def drawn(folder: Path, runs: list[dict[str, Any]]) -> None:
+    """For each network: who is found under `sample` and `scale`, by all models and by one, and under personal and common budgets."""
+    for network in NETWORKS:
+        by_way = {run["way"]: run for run in runs if run["network"] == network}
+        for way in set(by_way) & {"sample", "scale"}:
+            run = by_way[way]
+            groups = {f"epsilon {epsilon:g}": tpr for epsilon, tpr in zip(run["epsilon"], run["roc"], strict=True)}
+            roc_of(folder, f"lira_{network}_{way}.svg", {**groups, "everybody": run["roc of all"]})
+            one = {f"epsilon {epsilon:g}": tpr for epsilon, tpr in zip(run["epsilon"], run["targets"][0]["roc"], strict=True)}
+            roc_of(folder, f"lira_{network}_{way}_target.svg", one)
+        if set(WAYS) <= set(by_way):
+            ways = {f"{epsilon:g}, personal": tpr for epsilon, tpr in zip(EPSILONS, by_way["sample"]["roc"], strict=True)}
+            ways |= {f"{epsilon:g}, everybody": by_way[f"uniform-{epsilon:g}"]["roc of all"] for epsilon in EPSILONS}
+            roc_of(folder, f"lira_{network}_uniform.svg", ways)
+
+
+def roc_of(folder: Path, name: str, curves: dict[str, list[float]]) -> None:
+    """Curves on log axes, from the least rate at which all of them found somebody."""
+    seen = np.all([np.asarray(tpr) > 0 for tpr in curves.values()], axis=0)
+    lines = [plots.Line(name, RATES[seen], np.asarray(tpr)[seen]) for name, tpr in curves.items()]
+    lines.append(plots.Line("guessing", RATES[seen], RATES[seen]))
+    written(str(folder), name, plots.lines(lines, x="false positive rate", y="true positive rate", logarithmic=True, logarithmic_x=True))
+
+
 def main() -> None:
     """Attack, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -174,6 +209,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a file to which a line is added for each run")
     parser.add_argument("--table", type=Path, help="a file for the tables, which are printed otherwise")
     parser.add_argument("--tables", type=Path, help="a file of runs, of which tables are made without attacking anything")
+    parser.add_argument("--plots", type=Path, help="a folder for the figures")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -184,6 +220,8 @@ def main() -> None:
             if asked.out is not None:
                 with asked.out.open("a") as file:
                     file.write(json.dumps(runs[-1]) + "\n")
+    if asked.plots is not None:
+        drawn(asked.plots, runs)
     if asked.table is None:
         print(tables(runs))
     else:
