@@ -277,8 +277,8 @@ def attacked(plan):
 
 
 OF_AN_AUDIT = {
-    "audit: table and words": lambda budgets, plan: str(attacked(plan).table()) + attacked(plan).sentence(),
-    "audit: JSON": lambda budgets, plan: json.dumps(attacked(plan).to_json()),
+    "audit: table and words": lambda budgets, plan: str(attacked(plan).table(sensitive=True)) + attacked(plan).sentence(),
+    "audit: JSON": lambda budgets, plan: json.dumps(attacked(plan).to_json(sensitive=True)),
     "audit: repr": lambda budgets, plan: repr(attacked(plan)) + repr(attacked(plan).rows),
     "audit: no scores": lambda budgets, plan: said(lambda: findings("canary", {}, plan)),
     "audit: too few canaries": lambda budgets, plan: said(lambda: spread(plan, 1)),
@@ -295,7 +295,7 @@ def test_no_surface_of_an_audit_shows_what_three_people_allow(surface, plans):
 
 
 def test_no_page_of_an_audit_shows_what_three_people_allow(plans):
-    page = audit_page(attacked(plans["beside two groups", "uniform"][1]), title="t")
+    page = audit_page(attacked(plans["beside two groups", "uniform"][1]), title="t", sensitive=True)
     text = re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
     assert len(text) < len(page)
     assert not given_away(text), text

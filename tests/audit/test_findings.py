@@ -1,7 +1,9 @@
 """Findings: bounds beside promises, small groups together, and a verdict that is as sure as it says."""
 
+import functools
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,14 +48,14 @@ def test_few_people_stand_beside_others_and_their_budget_is_not_told():
     found = findings("lira", {0: normal(0.1, 3), 1: normal(0.1), 2: normal(0.2)}, PLAN)
     assert len(found.rows) == 2
     assert found.rows[0].holders >= 10
-    page = re.sub("<svg.*?</svg>", "", audit_page(found, title="audit"), flags=re.DOTALL)
-    for text in (json.dumps(found.to_json()), str(found.table()), page, repr(found)):
+    page = re.sub("<svg.*?</svg>", "", audit_page(found, title="audit", sensitive=True), flags=re.DOTALL)
+    for text in (json.dumps(found.to_json(sensitive=True)), str(found.table(sensitive=True)), page, repr(found)):
         assert "0.731" not in text
         assert "3.7e-07" not in text
 
 
 def test_the_document_has_what_was_found_of_each_group():
-    document = findings("loss", {1: normal(0.1), 2: normal(0.2)}, PLAN, confidence=0.95).to_json()
+    document = findings("loss", {1: normal(0.1), 2: normal(0.2)}, PLAN, confidence=0.95, sensitive=False).to_json()
     assert (document["attack"], document["verdict"], document["confidence"]) == ("loss", "consistent", 0.95)
     fields = {"epsilon", "delta", "holders", "lower_bound", "auc", "tpr_at_0.001", "tpr_at_0.01", "inside", "outside", "could_show"}
     assert all(set(group) == fields for group in document["groups"])
@@ -102,13 +104,24 @@ def test_a_page_says_where_it_may_be_shown_to_nobody():
     scores = {1: normal(0.1), 2: normal(0.2)}
     found = findings("loss", scores, PLAN)
     assert found.sensitive
-    assert found.to_json()["sensitive"] is True
-    assert "Show them to nobody" in audit_page(found, title="audit")
+    assert found.to_json(sensitive=True)["sensitive"] is True
+    assert "Show them to nobody" in audit_page(found, title="audit", sensitive=True)
     shown = findings("loss", scores, PLAN, sensitive=False)
     assert "sensitive" not in shown.to_json()
     page = audit_page(shown, title="audit")
     assert "Show them to nobody" not in page
     assert "<svg" in page
+
+
+def test_what_is_sensitive_is_shown_where_it_is_said_alone():
+    found, replayed = findings("loss", {1: normal(0.37)}, PLAN), Replayed(3, 2, 0.998877)
+    for show in (found.to_json, found.table, replayed.to_json, functools.partial(audit_page, found, title="audit")):
+        for options in ({}, {"sensitive": False}, {"sensitive": 1}):
+            with pytest.raises(SartorError, match="sensitive=True"):
+                show(**options)
+        assert show(sensitive=True)
+    for shown in (replace(found, sensitive=False), replace(replayed, sensitive=False)):
+        assert shown.to_json()["verdict"] == "consistent"
 
 
 def test_a_row_of_several_groups_is_held_to_the_largest_of_their_promises():
@@ -137,7 +150,7 @@ def test_where_nothing_could_be_shown_it_is_said():
         assert found.rows[0].could_show == pytest.approx(0.001 * count * claimed)
         assert found.rows[0].is_blind == blind
         assert ("it says nothing" in found.sentence()) == blind
-        assert (found.table().rows[0][-1] == "too few scores") == blind
+        assert (found.table(sensitive=True).rows[0][-1] == "too few scores") == blind
 
 
 def test_perfect_scores_of_few_records_refute_little_and_are_said_to():
@@ -158,7 +171,7 @@ def test_scores_of_members_alone_are_refused():
 
 
 def test_rates_that_so_few_cannot_tell_are_not_in_the_table():
-    (row,) = findings("canary", {1: normal(1, 500)}, PLAN).table().rows
+    (row,) = findings("canary", {1: normal(1, 500)}, PLAN).table(sensitive=True).rows
     assert row[-3] == "-"
     assert row[-2].endswith("%")
 
@@ -166,7 +179,7 @@ def test_rates_that_so_few_cannot_tell_are_not_in_the_table():
 def test_curves_of_one_epsilon_are_told_apart_by_delta():
     plan = sartor.plan(sartor.Budgets([1.0] * 40, delta=[1e-5] * 20 + [1e-4] * 20), "uniform", steps=2, batch=5, accountant="rdp")
     found = findings("canary", {group: normal(0.1) for group in range(len(plan))}, plan)
-    page = audit_page(found, title="audit")
+    page = audit_page(found, title="audit", sensitive=True)
     if len(found.rows) > 1:
         assert "delta 1e-05" in page
     assert "guessing" in page

@@ -23,6 +23,7 @@ from sartor import confidential
 from sartor.audit.bounds import threshold_bound
 from sartor.audit.one_run import one_run_bound_of
 from sartor.audit.scores import Roc, Scores, auc, roc, tpr_at
+from sartor.audit.sensitive import check_said
 from sartor.confidential import Shown
 from sartor.errors import SartorError
 from sartor.layout import Table
@@ -105,18 +106,10 @@ class Row:
         """Whether nothing that these scores could show would have been more than the promise allows."""
         return self.could_show <= self.claimed < np.inf
 
-    def to_json(self) -> dict[str, Any]:
-        """As a document."""
-        claim = {"epsilon": _document(self.epsilon), "delta": _document(self.delta)}
-        figures = {f"tpr_at_{fpr:g}": rate for fpr, rate in zip(_LOW, self.tpr, strict=True)}
-        bounds = {"lower_bound": to_json_number(self.lower_bound), "auc": self.auc}
-        scores = {"inside": self.inside, "outside": self.outside, "could_show": to_json_number(self.could_show)}
-        return {**claim, "holders": self.holders, **bounds, **figures, **scores}
-
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What an attack found, which is `sensitive` unless the training records may be shown; documents and pages say so."""
+    """What an attack found, which is `sensitive` unless the training records may be shown; documents and pages must, and do, say so."""
 
     attack: str
     confidence: float
@@ -128,18 +121,20 @@ class Findings:
         """Whether what was found is consistent with what was promised."""
         return "refuted" if any(row.refuted for row in self.rows) else "consistent"
 
-    def to_json(self) -> dict[str, Any]:
-        """As a document."""
+    def to_json(self, *, sensitive: bool = False) -> dict[str, Any]:
+        """As a document, which has to be said to be `sensitive` where it is."""
+        check_said(self.sensitive, sensitive)
         return {
             "attack": self.attack,
             "verdict": self.verdict,
             "confidence": self.confidence,
-            "groups": [row.to_json() for row in self.rows],
+            "groups": [_of_row(row) for row in self.rows],
             **({"sensitive": True} if self.sensitive else {}),
         }
 
-    def table(self) -> Table:
-        """As a table."""
+    def table(self, *, sensitive: bool = False) -> Table:
+        """As a table, which has to be said to be `sensitive` where it is."""
+        check_said(self.sensitive, sensitive)
         headings = ("epsilon", "delta", "holders", "in, out", "bound", "at most", "AUC", *(f"TPR at {fpr:g}" for fpr in _LOW), "verdict")
         cells = [
             [
@@ -249,6 +244,14 @@ def _row(
         could_show=max(kind.bound(right, delta, each) for kind in bounds) if enough else 0.0,
         is_told=bool(np.ptp(values) > 0) if len(values) else False,
     )
+
+
+def _of_row(row: Row) -> dict[str, Any]:
+    claim = {"epsilon": _document(row.epsilon), "delta": _document(row.delta)}
+    figures = {f"tpr_at_{fpr:g}": rate for fpr, rate in zip(_LOW, row.tpr, strict=True)}
+    bounds = {"lower_bound": to_json_number(row.lower_bound), "auc": row.auc}
+    scores = {"inside": row.inside, "outside": row.outside, "could_show": to_json_number(row.could_show)}
+    return {**claim, "holders": row.holders, **bounds, **figures, **scores}
 
 
 def _document(value: Shown) -> Any:

@@ -34,6 +34,7 @@ import numpy as np
 from sartor.audit.choice import chosen, whole
 from sartor.audit.judge import Judge
 from sartor.audit.record import Tape
+from sartor.audit.sensitive import check_said
 from sartor.audit.shown import alone
 from sartor.audit.twice import NOBODY, Train, Twice
 from sartor.audit.without import without
@@ -74,8 +75,9 @@ class Replayed:
         """Whether what was seen is consistent with the plan."""
         return "refuted" if self.faults else "consistent"
 
-    def to_json(self) -> dict[str, Any]:
-        """As a document."""
+    def to_json(self, *, sensitive: bool = False) -> dict[str, Any]:
+        """As a document, which has to be said to be `sensitive` where it is."""
+        check_said(self.sensitive, sensitive)
         figures = {"steps": self.steps, "holders_tried": self.holders_tried, "largest_move": to_json_number(self.largest_move)}
         seen = {"faults": list(self.faults), "unseen": list(self.unseen), "ended": self.ended}
         return {"attack": "replay", "verdict": self.verdict, **figures, **seen, **({"sensitive": True} if self.sensitive else {})}

@@ -28,7 +28,6 @@ _PRIVATE = (
     "an audit tells of the training records themselves, and these are people's own: say --sensitive if you may see that, and show what it "
     "prints to nobody."
 )
-_SENSITIVE = "Sensitive: this is about the training records themselves, and no budget covers it. Show it to nobody."
 
 
 def audit(
@@ -59,6 +58,7 @@ def audit(
     Ensembles (PATE) and federated rounds have the attacks replay and canary, where a canary is a voting of one of two neighbouring
     ensembles, or an extra client.
     """
+    from sartor.audit.sensitive import NOTE
     from sartor.sgd.interrupt import as_ctrl_c
 
     given = {"--shadows": shadows, "--cache": cache, "--canaries": canaries, "--holders": holders, "--steps": steps, "--workers": workers}
@@ -90,10 +90,10 @@ def audit(
     if page is not None:
         _write(page, found, subject.title)
     if json:
-        print_json(found.to_json())
+        print_json(found.to_json(sensitive=sensitive))
     else:
         show(_table(found))
-        show(_words(found) + (f"\n{_SENSITIVE}" if found.sensitive else ""))
+        show(_words(found) + (f"\n{NOTE}" if found.sensitive else ""))
     if found.verdict == "refuted":
         raise typer.Exit(1)
 
@@ -146,7 +146,7 @@ def _table(found: Findings | Replayed) -> Table:
     from sartor.audit.replay import Replayed
 
     if not isinstance(found, Replayed):
-        return found.table()
+        return found.table(sensitive=found.sensitive)
     row = [f"{found.steps:,}", f"{found.holders_tried:,}", f"{found.largest_move:.6f}", found.verdict]
     return Table(["steps", "holders tried", "largest move over the clip", "verdict"], [row], "Replay with one holder zeroed")
 
@@ -172,7 +172,7 @@ def _write(path: str, found: Any, title: str) -> None:
     from sartor.report.audit import audit_page
     from sartor.run.files import write_private, write_public
 
-    content = audit_page(found, title=title)
+    content = audit_page(found, title=title, sensitive=found.sensitive)
     try:
         if found.sensitive:
             write_private(path, content.encode())

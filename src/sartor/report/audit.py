@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from sartor.audit.findings import Findings
+from sartor.audit.sensitive import NOTE
 from sartor.confidential import text
 from sartor.report import page, plots
 
 _RATES = (1e-3, 1e-2, 0.1, 0.5)
-_SENSITIVE = "Sensitive: these figures are about the training records themselves, and no budget covers them. Show them to nobody."
-
 
 _ABOUT = {
     "canary": "canaries: extra members with directions of their own, each in or out by a coin, told from all that was released (white box)",
@@ -26,9 +25,9 @@ _READ = (
 )
 
 
-def audit_page(found: Findings, *, title: str) -> str:
-    """The page, as HTML; it says where what was found is sensitive."""
-    table = found.table()
+def audit_page(found: Findings, *, title: str, sensitive: bool = False) -> str:
+    """The page, as HTML. Where what was found is `sensitive` it says so, and so must who asks for it."""
+    table = found.table(sensitive=sensitive)
     names = _names(found)
     least = 1 / max(1, *(row.outside for row in found.rows))  # what the scores can tell from 0
     curves = [
@@ -47,7 +46,7 @@ def audit_page(found: Findings, *, title: str) -> str:
     blocks = [page.paragraph(found.sentence()), page.table(table.headings, table.rows), page.paragraph(about)]
     blocks.append(page.figure(drawing, caption, numbers))
     if found.sensitive:
-        blocks.insert(0, page.note(_SENSITIVE))
+        blocks.insert(0, page.note(NOTE))
     return page.page(title, *blocks)
 
 
