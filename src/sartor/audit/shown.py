@@ -248,6 +248,8 @@ class _Parts:
             self._take_named({"account": value.account(), "optimizer": value.inner.state_dict()}, place, deep)
         elif isinstance(value, PrivateLoader):
             self._found[place] = type(value).__name__
+        elif isinstance(value, weakref.ref):  # as recurrent layers have to their parameters
+            self.take(value(), place, deep)
         elif isinstance(value, nn.Module):
             self._take_named(_of_module(value), place, deep)
         elif isinstance(value, Mapping):
