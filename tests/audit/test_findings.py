@@ -66,7 +66,9 @@ def test_the_confidence_is_shared_among_groups_kinds_of_bounds_and_attacks(bound
     asked = []
 
     def noted(kind):
-        return Kind(lambda scores, delta, confidence: asked.append(confidence) or kind.bound(scores, delta, confidence), kind.if_)
+        return Kind(
+            lambda scores, delta, confidence, seed: asked.append(confidence) or kind.bound(scores, delta, confidence, seed=seed), kind.if_
+        )
 
     scores = {1: normal(0.1), 2: normal(0.2)}
     for attacks in (1, 3):
@@ -127,7 +129,7 @@ def test_what_is_sensitive_is_shown_where_it_is_said_alone():
 def test_a_row_of_several_groups_is_held_to_the_largest_of_their_promises():
     asked = []
 
-    def bound(scores, delta, confidence):
+    def bound(scores, delta, confidence, seed):
         asked.append(delta)
         return 1.9  # more than the smaller epsilon of the first row, less than the larger one
 
@@ -139,14 +141,16 @@ def test_a_row_of_several_groups_is_held_to_the_largest_of_their_promises():
 
 @pytest.mark.parametrize(("bound", "verdict"), [(4.0, "consistent"), (np.nextafter(4.0, 5.0), "refuted")])
 def test_just_what_was_promised_refutes_nothing(bound, verdict):
-    kind = Kind(lambda scores, delta, confidence: float(bound), "every promise held")
+    kind = Kind(lambda scores, delta, confidence, seed: float(bound), "every promise held")
     assert findings("canary", {2: normal(0.1)}, PLAN, bounds=[kind]).verdict == verdict
 
 
 def test_where_nothing_could_be_shown_it_is_said():
     claimed = PLAN.epsilon[1]
     for count, blind in ((20, True), (2_000, False)):
-        found = findings("canary", {1: normal(9, count)}, PLAN, bounds=[Kind(lambda scores, *_: 0.001 * scores.inside.size * claimed, "")])
+        found = findings(
+            "canary", {1: normal(9, count)}, PLAN, bounds=[Kind(lambda scores, *_, seed: 0.001 * scores.inside.size * claimed, "")]
+        )
         assert found.rows[0].could_show == pytest.approx(0.001 * count * claimed)
         assert found.rows[0].is_blind == blind
         assert ("it says nothing" in found.sentence()) == blind

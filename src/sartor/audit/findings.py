@@ -12,7 +12,7 @@ about the training records themselves, so it is sensitive unless it is said that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -29,8 +29,12 @@ from sartor.errors import SartorError
 from sartor.layout import Table
 from sartor.numbers import to_json_number
 
-Bound = Callable[[Scores, float, float], float]
-"""From scores, a delta and a confidence to a lower bound on epsilon."""
+
+class Bound(Protocol):
+    """From scores, a delta and a confidence to a lower bound on epsilon; `seed` orders ties."""
+
+    def __call__(self, scores: Scores, delta: float, confidence: float, /, *, seed: int | None) -> float:
+        """The bound, or 0."""
 
 
 class Kind(NamedTuple):
@@ -181,12 +185,14 @@ def findings(
     bounds: Sequence[Kind] = ONE_RUN,
     counted: Mapping[int, Scores] | None = None,
     attacks: int = 1,
+    seed: int | None = None,
     sensitive: bool = True,
 ) -> Findings:
     """Figures and bounds from the scores of each group of a plan; groups without scores are left out.
 
     `counted` are the scores that bounds may be computed from, if those are fewer: figures such as AUC may pool runs that bounds may not.
-    `attacks` is how many share the confidence, where several look at one plan and any of them may refute it.
+    `attacks` is how many share the confidence, where several look at one plan and any of them may refute it. Equal scores are ordered by
+    lot, anew each time, or by a `seed`.
 
     >>> import sartor
     >>> budgets = sartor.Budgets.from_groups([(1.0, 60), (4.0, 40)], delta=1e-3)
@@ -209,7 +215,7 @@ def findings(
             "an attack needs scores of some who took part and of some who did not: leave records out of the training, and score them too."
         )
     each = 1 - (1 - confidence) / (len(told) * len(bounds) * attacks)
-    return Findings(attack, confidence, tuple(_row(plan, row, groups, scores, by, each, bounds) for row, groups in told), sensitive)
+    return Findings(attack, confidence, tuple(_row(plan, row, groups, scores, by, each, bounds, seed) for row, groups in told), sensitive)
 
 
 def _row(
@@ -220,12 +226,13 @@ def _row(
     counted: Mapping[int, Scores],
     each: float,
     bounds: Sequence[Kind],
+    seed: int | None,
 ) -> Row:
     pooled, fewer = (_together([source[group] for group in groups if group in source]) for source in (scores, counted))
     delta, view = float(plan.delta[row].max()), plan.view
     known, claimed = pooled.inside.size and pooled.outside.size, float(plan.epsilon[row].max())
     enough = fewer.inside.size + fewer.outside.size
-    found = [(kind.bound(fewer, delta, each) if enough else 0.0, kind.if_) for kind in bounds]
+    found = [(kind.bound(fewer, delta, each, seed=seed) if enough else 0.0, kind.if_) for kind in bounds]
     right = Scores(np.ones(fewer.inside.size), np.zeros(fewer.outside.size))
     values = np.concatenate([pooled.inside, pooled.outside])
     over = [if_ for bound, if_ in found if bound > claimed]
@@ -241,7 +248,7 @@ def _row(
         curve=roc(pooled) if known else Roc(np.array([0.0, 1.0]), np.array([0.0, 1.0])),
         inside=pooled.inside.size,
         outside=pooled.outside.size,
-        could_show=max(kind.bound(right, delta, each) for kind in bounds) if enough else 0.0,
+        could_show=max(kind.bound(right, delta, each, seed=seed) for kind in bounds) if enough else 0.0,
         is_told=bool(np.ptp(values) > 0) if len(values) else False,
     )
 

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from sartor.accounting.gaussian import epsilon_of
 from sartor.accounting.special import ndtr
 from sartor.audit.bounds import check_statement
-from sartor.audit.scores import Scores
+from sartor.audit.scores import Scores, lots
 from sartor.errors import SartorError
-from sartor.numbers import check_seed
 
 Array = NDArray[np.float64]
 Bound = Callable[[int, int, int, float, float], float]
@@ -111,13 +110,12 @@ def f_dp_bound_of(scores: Scores, delta: float, confidence: float, *, seed: int 
 def correct_guesses(scores: Scores, guesses: int, *, seed: int | None = None) -> int:
     """How many guesses are right, of which half say "in" of the highest scores and the other half "out" of the lowest.
 
-    Ties are broken at random: an order that follows from who was in would be a leak of the auditor's own. So does that of a seed, if it is
-    the same over and over; without one it is another each time.
+    Ties are broken at random (`lots`): an order that follows from who was in would be a leak of the auditor's own. Without a seed it is
+    another each time.
     """
-    check_seed(seed)
     pooled = np.concatenate([scores.inside, scores.outside])
     _check_guesses(0, guesses, pooled.size)
-    order = np.lexsort((np.random.default_rng(seed).random(pooled.size), pooled))
+    order = np.lexsort((lots(scores, seed), pooled))
     inside = order < scores.inside.size
     lowest = guesses // 2
     return int((~inside[:lowest]).sum() + inside[pooled.size - (guesses - lowest) :].sum())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,21 @@ def roc(scores: Scores) -> Roc:
 def share_at_least(values: Array, thresholds: Array) -> Array:
     """The share of values at or above each threshold."""
     return np.asarray((values.size - np.searchsorted(np.sort(values), thresholds, side="left")) / values.size, float)
+
+
+def lots(scores: Scores, seed: int | None) -> Array:
+    """A number for each score, inside and then outside, that orders those which are equal; none is equal to another.
+
+    Under a seed they follow from it and from which scores there are, as a hash of both: other scores have other lots, and the same seed
+    elsewhere, as in the generator that drew the scores, has nothing to do with them. Without one they are drawn anew each time.
+    """
+    check_seed(seed)
+    count = scores.inside.size + scores.outside.size
+    if seed is None:
+        return np.random.default_rng().random(count)
+    _, ranks = np.unique(np.concatenate([scores.inside, scores.outside]), return_inverse=True)
+    of = blake2b(f"{seed} {scores.inside.size} ".encode() + ranks.astype("<i8").tobytes(), digest_size=32, person=b"ties of scores")
+    return np.random.default_rng(int.from_bytes(of.digest())).random(count)
 
 
 def auc(scores: Scores) -> float:

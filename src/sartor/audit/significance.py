@@ -20,6 +20,7 @@ from sartor.numbers import check_seed
 Array = NDArray[np.float64]
 
 _AT_ONCE = 1 << 20
+_PERMUTED = 0x7065726D  # keeps its random numbers apart from others of the same seed
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def permutation(first: ArrayLike, second: ArrayLike, *, permutations: int = 9_99
     a, b = _figures(first), _figures(second)
     if permutations < 1:
         raise SartorError(f"a permutation test needs at least one permutation, not {permutations}.")
-    pooled, generator = np.concatenate([a, b]), np.random.default_rng(seed)
+    pooled, generator = np.concatenate([a, b]), np.random.default_rng([seed, _PERMUTED])
     t = float(_t(a[None], b[None])[0])
     least = t - 1e-9 * abs(t) if np.isfinite(t) else t  # the same groups in another order are rounded differently
     left, higher = permutations, 0

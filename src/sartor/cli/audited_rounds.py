@@ -131,7 +131,7 @@ class AuditedRounds:
         count = that_fit(canaries, [array.size for array in model.values() if array.dtype.kind == "f"])
         with working("rounds with canaries"):
             found = client_attack(model, budgets, plan, canaries=count, seed=seed)
-        return findings("canary", found.white_box, plan.accounted, confidence=confidence, bounds=found.bounds)
+        return findings("canary", found.white_box, plan.accounted, confidence=confidence, bounds=found.bounds, seed=seed)
 
     def by_shadows(self, attack: str, seed: int, shadows: int, confidence: float, cache: str | None, workers: int) -> Findings:
         """There is no such attack."""

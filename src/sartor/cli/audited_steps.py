@@ -119,7 +119,7 @@ class AuditedSteps:
                 ownership=job.data.ownership,
                 max_physical_batch=job.asked.max_physical_batch,
             )
-        return findings("canary", found.white_box, job.plan, confidence=confidence, bounds=found.bounds)
+        return findings("canary", found.white_box, job.plan, confidence=confidence, bounds=found.bounds, seed=seed)
 
     def by_shadows(self, attack: str, seed: int, shadows: int, confidence: float, cache: str | None, workers: int) -> Findings:
         """Shadow models with and without every holder."""
@@ -154,4 +154,5 @@ class AuditedSteps:
         )
         score: Any = {"lira": lira, "rmia": rmia, "loss": losses}[attack]
         # figures pool all models; a bound is from one alone, in which everybody's coin was their own
-        return findings(attack, score(trained), job.plan, confidence=confidence, bounds=ONE_RUN, counted=score(trained, models=[0]))
+        alone = score(trained, models=[0])
+        return findings(attack, score(trained), job.plan, confidence=confidence, bounds=ONE_RUN, counted=alone, seed=seed)

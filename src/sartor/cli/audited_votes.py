@@ -115,7 +115,7 @@ class AuditedVotes:
         queries = {} if work is None else {"queries": len(work.queries)}
         with working("voting"):
             scores = vote_attack(plan, people, ownership=ownership, repetitions=repetitions, seed=seed, **queries)
-        return findings("canary", scores, plan, confidence=confidence, bounds=REPEATED)
+        return findings("canary", scores, plan, confidence=confidence, bounds=REPEATED, seed=seed)
 
     def by_shadows(self, attack: str, seed: int, shadows: int, confidence: float, cache: str | None, workers: int) -> Findings:
         """There is no such attack."""
