@@ -73,6 +73,14 @@ def test_a_bound_from_normal_scores_exceeds_the_truth_as_often_as_stated_at_most
             assert stats.binomtest(int((found > EPSILON).sum()), repetitions, 1 - confidence, alternative="less").pvalue > 1e-3
 
 
+def test_whoever_is_told_outright_in_a_share_delta_of_cases_is_no_refutation_in_or_out():
+    random = np.random.default_rng(5)
+    told, rest = np.full(50, 100.0), random.normal(size=(2, 1_000))
+    for scores in (Scores([*told, *rest[0][50:]], rest[1]), Scores(rest[0], [*-told, *rest[1][50:]])):
+        assert threshold_bound(scores, 0.0, 0.9, seed=1) > 0.5
+        assert threshold_bound(scores, 0.1, 0.9, seed=1) == 0
+
+
 # how much they show
 
 

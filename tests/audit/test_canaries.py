@@ -297,3 +297,31 @@ def test_coins_of_canaries_are_fair_and_those_of_several_runs_their_own():
     assert np.array_equal(found.group[one], found.group[other])
     assert 0.3 < (found.included[one] == found.included[other]).mean() < 0.7
     assert abs(np.corrcoef(found.white[one], found.white[other])[0, 1]) < 5 / np.sqrt(128)
+
+
+def test_canaries_stand_in_groups_alone_that_have_a_claim():
+    plan = sartor.plan(people(1.0, np.inf), "uniform", steps=2, batch=50, accountant="rdp")
+    assert np.isinf(plan.epsilon).tolist() == [False, True]
+    assert spread(plan, 7).tolist() == [0] * 7
+
+
+def test_whoever_rests_and_is_in_a_sum_all_the_same_is_told_by_it():
+    plan = planned("sample", steps=40, filter="renyi", refresh=2, full_steps=4, accountant="rdp")
+    rests, length, blocks = int(plan.rests_at[0]), float(expected_clips(plan)[:, 0].max()), np.array([100, 4])
+    assert 0 < rests < plan.steps
+    silent, told = (Evidence(plan, np.array([0]), blocks) for _ in range(2))
+    for step in range(plan.steps):
+        noise = plan.noise_at(step)
+        for evidence, share in ((silent, 0.0), (told, 30 * noise / length if step >= rests else 0.0)):
+            evidence.add(step, np.full((1, 2), share * length / 2), noise**2 * blocks.astype(float))
+    assert told.total[0] > silent.total[0] + 1
+
+
+def test_scores_of_the_published_form_are_never_taken_for_independent_as_its_rounds_share_coins():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = published_attack(
+            net, records(), people(1.0, 4.0), lambda budgets: published(budgets, steps=2, batch=20, rounds=2, seed=1), canaries=20
+        )
+    assert len(found) == 20
+    assert found.bounds == ONE_RUN

@@ -147,3 +147,14 @@ def test_groups_without_coins_of_inclusion_are_looked_at_beside_those_that_have_
     assert faults_of_draws(plan, group, of_coins(draws), range(plan.steps)) == []
     same = of_coins(np.union1d(who[~alone[who]], draws[0][alone[draws[0]]]) for who in draws)
     assert any("in common" in fault for fault in faults_of_draws(plan, group, same, range(plan.steps)))
+
+
+@pytest.mark.parametrize("apart", [1, 2, 300])
+def test_few_steps_in_which_everybody_shares_the_coin_of_one_so_far_away_are_named(apart):
+    budgets = sartor.Budgets.from_groups([(1.0, 600)], delta=1e-2)
+    plan = sartor.plan(budgets, "uniform", steps=12, batch=200, accountant="rdp")
+    random, people = np.random.default_rng(1), np.arange(600)
+    first = people[people // apart % 2 == 0]
+    drawn = [first[random.random(300) < 1 / 3] for _ in range(12)]
+    found = faults_of_draws(plan, np.zeros(600, int), of_coins(np.sort([*who, *(who + apart)]) for who in drawn), range(12))
+    assert any("together, or apart" in fault for fault in found)

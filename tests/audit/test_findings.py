@@ -15,6 +15,7 @@ from sartor.audit.replay import Replayed
 from sartor.audit.scores import Scores
 from sartor.audit.significance import welch
 from sartor.errors import SartorError
+from sartor.report import plots
 from sartor.report.audit import audit_page
 
 BUDGETS = sartor.Budgets.from_groups([(0.731, 3), (2.0, 60), (4.0, 40)], delta=[3.7e-7, 1e-5, 1e-5])
@@ -157,6 +158,12 @@ def test_where_nothing_could_be_shown_it_is_said():
         assert (found.table(sensitive=True).rows[0][-1] == "too few scores") == blind
 
 
+@pytest.mark.parametrize(("shown", "blind"), [(4.0, True), (np.nextafter(4.0, 5.0), False)])
+def test_scores_that_could_show_no_more_than_what_was_promised_are_too_few(shown, blind):
+    kind = Kind(lambda scores, *_: float(shown) if scores.inside.min() == 1 else 0.0, "every promise held")  # if all had told right
+    assert findings("canary", {2: normal(0.1)}, PLAN, bounds=[kind]).rows[0].is_blind == blind
+
+
 def test_perfect_scores_of_few_records_refute_little_and_are_said_to():
     found = findings("lira", {1: normal(30, 50), 2: normal(30, 50)}, PLAN)
     assert all(row.lower_bound == pytest.approx(row.could_show) for row in found.rows)
@@ -172,6 +179,8 @@ def test_scores_of_members_alone_are_refused():
     everybody = {group: Scores(np.ones(20), np.zeros(0)) for group in (1, 2)}
     with pytest.raises(SartorError, match="some who did not"):
         findings("lira", everybody, PLAN)
+    with pytest.raises(SartorError, match="some who did not"):
+        findings("lira", {1: normal(0.1), 2: normal(0.1)}, PLAN, counted=everybody)
 
 
 def test_rates_that_so_few_cannot_tell_are_not_in_the_table():
@@ -189,3 +198,15 @@ def test_curves_of_one_epsilon_are_told_apart_by_delta():
     assert "guessing" in page
     assert "Confidence 0.99" in page
     assert "canaries" in page
+
+
+def test_curves_are_drawn_where_low_rates_can_be_told_apart(monkeypatch):
+    drawn = []
+    right = plots.lines
+    monkeypatch.setattr(plots, "lines", lambda curves, **how: drawn.append((curves, how)) or right(curves, **how))
+    audit_page(findings("canary", {1: normal(1), 2: normal(0.1)}, PLAN), title="audit")
+    ((curves, how),) = drawn
+    assert how["logarithmic"]
+    assert how["logarithmic_x"]
+    assert len(curves) == 3
+    assert all(min(*curve.x, *curve.y) == pytest.approx(1 / 500) for curve in curves)

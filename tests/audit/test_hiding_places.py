@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from sartor.audit import replay
 from sartor.audit.replay_ensemble import replay_ensemble
 from sartor.audit.replay_rounds import replay_rounds
 from sartor.audit.without import without
+from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
 from sartor.run.witness import witness_of
 from sartor_testing import private_runs as runs
@@ -94,6 +96,18 @@ def test_what_is_read_from_files_is_told(tmp_path):
     assert "what train reads from files" in looked_at(train, holders=1).unseen
 
 
+def test_what_the_first_run_alone_reads_is_told(tmp_path):
+    (tmp_path / "once").write_text("of everybody")
+
+    def train(data, seed):
+        if (tmp_path / "once").exists():
+            (tmp_path / "once").read_text()
+            (tmp_path / "once").unlink()
+        return trained(data, seed)[1].account().to_json()
+
+    assert looked_at(train, holders=1).unseen == ("what train reads from files",)
+
+
 def test_files_that_a_run_wrote_itself_are_its_own_whatever_it_calls_them_and_so_is_what_it_returns(tmp_path):
     def train(data, seed):
         trained(data, seed)
@@ -110,7 +124,12 @@ def helper():
     return ALL.tensors[0].mean(0)
 
 
+def with_rows(data, seed, *, rows=X):
+    return trained(scaled(data, rows.mean(0)), seed)[1].account()
+
+
 ELSEWHERE = {
+    "default of a keyword": with_rows,
     "array of the same memory": lambda data, seed: trained(scaled(data, torch.tensor(ARRAY.mean(0))), seed)[1].account(),
     "helper": lambda data, seed: trained(scaled(data, helper()), seed)[1].account(),
     "inner function": lambda data, seed: (lambda: trained(scaled(data, X.mean(0)), seed)[1].account())(),
@@ -390,6 +409,23 @@ def test_noise_that_fails_after_the_steps_that_were_looked_at_is_named(monkeypat
             found = replay(train, RECORDS, runs.people(), plan, holders=1, most_steps=5)
         assert sentence in " ".join(found.faults)
     assert replay(train, RECORDS, runs.people(), plan, holders=1, most_steps=5).verdict == "consistent"
+
+
+def test_draws_that_come_again_after_the_steps_that_were_looked_at_are_named(monkeypatch):
+    plan = sartor.plan(runs.people(), "scale", steps=60, batch=20)
+
+    def train(data, seed):
+        return sartor.fit(runs.net(), data, runs.people(), plan, seed=seed, progress=False).account.to_json()
+
+    right = PoissonSampler.draw
+
+    def wrong(self, step):
+        return right(self, step) if step < 30 else replace(right(self, step % 30), step=step)
+
+    assert replay(train, RECORDS, runs.people(), plan, holders=1, most_steps=3).verdict == "consistent"
+    monkeypatch.setattr(PoissonSampler, "draw", wrong)
+    found = replay(train, RECORDS, runs.people(), plan, holders=1, most_steps=3)
+    assert "two steps have more people in common, or fewer, than independent coins make." in found.faults
 
 
 def test_noise_of_a_private_run_is_nobodys_to_know():

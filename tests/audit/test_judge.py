@@ -1,5 +1,7 @@
 """What a judge says of a tape on which one thing is not as the plan says, and what two tapes say of each other."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -132,6 +134,17 @@ def test_what_else_follows_a_holder_in_a_step_is_named():
     for other in ({"over": first.over + 1}, {"unit": 2 * first.unit}, {"deviation": 2 * first.deviation}):
         assert compare(first, first._replace(**other))[1] == ["shapes, noise or divisor of a step follow the holder's records."]
     assert compare(first, first._replace(released=scaled(first, 0.9)))[1] == ["noise or divisor of a step follow the holder's records."]
+
+
+def test_units_pay_for_the_lowest_rung_of_every_stretch_up_to_the_last_in_which_somebody_was_drawn():
+    plan = sartor.plan(runs.people(), "scale", steps=20, batch=20, filter="ladder", refresh=2, full_steps=4)
+    plan = replace(plan, filter=replace(plan.filter, units=3 * plan.filter.costs[:, 0]))
+    group, ladder, holder = plan.groups_of(runs.people()), plan.filter, 0
+    for stretch, faults in ((2, []), (3, ["somebody takes rungs that their units do not pay for."])):
+        tape = Tape(most=50)
+        judge, step = Judge(tape, plan, group), stretch * ladder.refresh
+        tape.drawn(Draw(step, np.array([holder]), judge.clips_at(step, np.array([holder])) * ladder.rungs[group[holder], 0]))
+        assert judge._units() == faults
 
 
 # --- tapes ---

@@ -194,3 +194,27 @@ def test_few_references_are_the_pair_that_follows_and_not_the_same_for_all():
 def test_halves_are_drawn_at_random():
     scores = Scores(np.repeat([3.0, 1.0], 500), np.repeat([2.0, 0.0], 500))  # what tells the first halves apart tells nothing of the second
     assert threshold_success(scores).accuracy == pytest.approx(0.75, abs=0.05)
+
+
+@pytest.mark.parametrize("models", [2 * ENOUGH, 10])
+def test_offline_scores_are_deviations_above_the_models_without_the_target(models):
+    shadows = drawn(models=models, targets=20)
+    observed, said = np.linspace(-3, 3, 20), np.arange(20) % 4 < 2
+    out = [shadows.signals[~shadows.inside[:, target], target] for target in range(20)]
+    variance = np.array([own.var(ddof=1) for own in out])
+    if models < 2 * ENOUGH:  # all targets share one, of as many models each
+        variance[:] = variance.mean()
+    wanted = (observed - [own.mean() for own in out]) / np.sqrt(variance)
+    found = offline_lira_on(shadows, observed, said)
+    for group in (0, 1):
+        own = shadows.groups == group
+        assert np.allclose(found[group].inside, wanted[own & said])
+        assert np.allclose(found[group].outside, wanted[own & ~said])
+
+
+def test_rmia_counts_a_record_that_is_explained_just_as_much_less_as_gamma_says():
+    shadows = drawn((0.0,), models=6, targets=10)
+    alike = Shadows(shadows.inside, shadows.signals, shadows.groups, shadows.signals)  # every target is in the population, too
+    said = np.arange(10) < 5
+    found = rmia_on(alike, alike.signals[0], said, alike.signals[0], gamma=1.0)[0]
+    assert sorted([*found.inside, *found.outside]) == pytest.approx(np.arange(1, 11) / 10)

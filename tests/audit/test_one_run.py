@@ -164,3 +164,10 @@ def test_ties_are_broken_otherwise_each_time():
     same = Scores(np.zeros(500), np.zeros(500))
     assert len({correct_guesses(same, 400) for _ in range(20)}) > 1
     assert correct_guesses(same, 400, seed=3) == correct_guesses(same, 400, seed=3)
+
+
+@pytest.mark.parametrize("bound", [one_run_bound_of, f_dp_bound_of])
+def test_ties_of_a_bound_are_broken_otherwise_each_time_unless_a_seed_is_given(bound):
+    tied = Scores(np.repeat([1.0, 0.0], [150, 350]), np.zeros(500))
+    assert len({bound(tied, 1e-5, 0.9) for _ in range(8)}) > 1
+    assert bound(tied, 1e-5, 0.9, seed=0) == bound(tied, 1e-5, 0.9, seed=0)

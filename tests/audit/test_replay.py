@@ -20,12 +20,14 @@ from torch.utils.data import Dataset, TensorDataset
 import sartor
 from sartor import federated, pate
 from sartor.audit import replay_ensemble as ensembles
+from sartor.audit.choice import chosen
 from sartor.audit.noise import DEVIATION
 from sartor.audit.replay import Replayed, replay, without
 from sartor.audit.replay_ensemble import replay_ensemble
 from sartor.audit.replay_rounds import replay_rounds
 from sartor.audit.replay_votes import Votings, replay_votes
 from sartor.audit.replay_votes import _of_noise as of_noise
+from sartor.audit.replay_votes import _tests_are_alike as tests_are_alike
 from sartor.audit.shown import Shown, compared
 from sartor.errors import SartorError
 from sartor.federated import AdaptiveClip
@@ -907,3 +909,32 @@ def test_a_tenth_less_than_was_moved_is_charged_too_little(kind, monkeypatch):
     monkeypatch.setattr(Voting, "_prices", lambda self: tuple(0.9 * price for price in right(self)))
     plan = pate.plan(PEOPLE, "weight", teachers=30, aggregator=kind)
     assert "a group is charged for less than its members moved." in replay_votes(plan, votes_for(plan), 5).faults
+
+
+def test_what_a_replay_finds_is_sensitive_unless_the_records_may_be_shown():
+    def fitted(data, seed):
+        return sartor.fit(runs.net(), data, runs.people(), runs.planned("scale", 4), seed=seed, progress=False).account.to_json()
+
+    for how, sensitive in (({}, True), ({"sensitive": False}, False)):
+        found = replay(fitted, LOUD, runs.people(), runs.planned("scale", 4), holders=1, most_steps=1, **how)
+        assert found.sensitive == sensitive
+        assert found.to_json().get("sensitive", False) == sensitive
+    plan = pate.plan(PEOPLE, "weight", teachers=30, aggregator=KINDS[0])
+    assert replay_votes(plan, np.random.default_rng(1).integers(5, size=(5, 30)), 5).sensitive
+
+
+def test_a_threshold_or_a_noise_of_the_test_that_follows_a_holder_is_not_alike():
+    plan = pate.plan(PEOPLE, "weight", teachers=30, aggregator=KINDS[1])
+    poll = next(iter(Votings(plan, votes_for(plan), 5, student=None, seed=0, go_on=False)._tape.polls.values()))
+    assert tests_are_alike(poll, poll, plan)
+    for change in ({"threshold": poll.test.threshold + 1e-3}, {"noisy": poll.test.noisy + 1}):
+        assert not tests_are_alike(poll, poll._replace(test=poll.test._replace(**change)), plan)
+    assert not tests_are_alike(poll, poll._replace(test=None), plan)
+
+
+def test_groups_take_turns_in_being_zeroed_and_whoever_was_drawn_most_often_is_the_first_of_theirs():
+    group, drawn = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 5, 2, 1, 0, 7])
+    assert chosen(4, group, 0, drawn) == [1, 5, 2, 3]
+    assert set(chosen(6, group, 0, drawn)[4:]) == {0, 4}
+    assert chosen(2, group, 0, np.array([0, 0, 0, 1, 0, 7])) == [5, 3]  # a group of whom nobody was drawn waits
+    assert sorted(group[chosen(2, group, 3)]) == [0, 1]

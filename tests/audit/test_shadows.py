@@ -1,4 +1,5 @@
 import functools
+import json
 import os
 import signal as signals
 import stat
@@ -267,6 +268,28 @@ def test_a_folder_of_other_shadow_models_is_refused(tmp_path, what):
     with pytest.raises(SartorError, match="with another"):
         made(folder=tmp_path / "kept", models=2, **others()[what])
     made(folder=tmp_path / "kept", models=2)
+
+
+def test_signals_of_models_that_began_with_other_weights_are_refused(tmp_path):
+    def elsewhere():
+        model = net()
+        nn.init.zeros_(model[0].weight)
+        return model
+
+    made(folder=tmp_path / "kept", models=2)
+    with pytest.raises(SartorError, match="another network"):
+        made(elsewhere, folder=tmp_path / "kept", models=2)
+
+
+@pytest.mark.parametrize("missing", ["data", "seed", "version of sartor"])
+def test_a_folder_that_does_not_say_of_something_what_it_was_is_refused(tmp_path, missing):
+    made(folder=tmp_path / "kept", models=2)
+    index = tmp_path / "kept" / "shadows.json"
+    document = json.loads(index.read_text())
+    del document["of"][missing]
+    index.write_text(json.dumps(document))
+    with pytest.raises(SartorError, match=f"another {missing}"):
+        made(folder=tmp_path / "kept", models=2)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

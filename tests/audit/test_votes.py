@@ -15,6 +15,7 @@ from sartor.errors import SartorError
 from sartor.pate import voting
 from sartor.pate.aggregators import Confident, GNMax, Interactive
 from sartor.pate.costs import Accountant
+from sartor.pate.partition import partition
 from sartor.run.stream import Stream
 
 DELTA = 1e-2
@@ -109,3 +110,13 @@ def test_votings_have_coins_of_their_own_in_both_worlds_and_all_repetitions(monk
         found = vote_attack(planned("weight", aggregator), people(), repetitions=repetitions, queries=20, seed=3)[1]
         assert abs(np.corrcoef(found.inside, found.outside)[0, 1]) < 0.5
         assert not np.array_equal(found.inside[:20], found.inside[20:40])
+
+
+def test_who_is_attacked_has_the_delta_of_the_group_as_well():
+    budgets = sartor.Budgets([2.0] * 100, delta=np.repeat([1e-2, 1e-3], 50))
+    plan = pate.plan(budgets, "upsample", teachers=20, aggregator=PLAIN)
+    assert plan.epsilon.tolist() == [2, 2]
+    placed = partition(plan, budgets, b"audit 3", holders=[str(place) for place in range(100)])
+    for group, delta in enumerate(plan.delta):
+        first = int(np.flatnonzero(budgets.delta == delta)[0])
+        assert teachers_of(plan, budgets, group, seed=3).tolist() == np.unique(placed.of_row[placed.rows == first]).tolist()

@@ -1,5 +1,6 @@
 """`sartor audit`: attacks and replay from a run's settings, and what is refused."""
 
+import importlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import textwrap
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import sartor
@@ -118,6 +120,13 @@ def test_bounds_taken_from_private_rows_are_not_seen_to_follow_them_and_that_is_
     (unseen,) = found["unseen"]
     assert unseen.endswith("which were taken from private rows")
     assert '"x"' in unseen
+    with pytest.warns(PrivateScaling):
+        assert f"Not seen: {unseen}." in " ".join(run(settings, "--sensitive", "--holders", 1).split())
+
+
+def test_a_replay_that_was_stopped_says_in_words_what_it_did_not_look_at(config):
+    said = " ".join(run(config, "--holders", 1, "--steps", 2).split())
+    assert "Stopped after 2 of its steps: of later ones no sums were looked at" in said
 
 
 ENDED = """
@@ -337,3 +346,67 @@ def test_shadow_models_are_not_kept_among_a_runs_files(config, tmp_path):
     out = tmp_path / "run"
     assert CliRunner().invoke(app, ["train", "--config", str(config), "--out", str(out)]).exit_code == 0
     assert "lies in the folder of the run" in refused(out, "--attack", "loss", "--shadows", 2, "--cache", out / "cache")
+
+
+class Asked(Exception):
+    """What the library was asked for."""
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What an attack is asked to look at, which it then does not."""
+
+    def instead(module, name, *arguments):
+        def noted(*given, **how):
+            raise Asked(*given, how)
+
+        monkeypatch.setattr(importlib.import_module(f"sartor.audit.{module}"), name, noted)
+        result = CliRunner().invoke(app, ["audit", *map(str, arguments)])
+        assert isinstance(result.exception, Asked), result.output + str(result.exception)
+        return result.exception.args
+
+    return instead
+
+
+def two_rows_each(file):
+    """Settings of a table of holders who have two rows each."""
+    rows = [{"person": f"p{i // 2}", "x": i % 7, "y": i % 2, "epsilon": 1 + (i // 2) % 2} for i in range(60)]
+    schema = file("schema.toml", 'target = "y"\nclasses = ["0", "1"]\nfeatures = ["x"]\n[columns.x]\nbounds = [0, 7]\n')
+    common = f'table = "{file("people.csv", rows)}"\nschema = "{schema}"\nid_column = "person"\nbudget_column = "epsilon"\ndelta = "1e-3"\n'
+    return file("own.toml", common + 'steps = 4\nbatch = 10\naccountant = "rdp"\nlr = 0.3\nmomentum = 0.7\n')
+
+
+@pytest.mark.parametrize(
+    ("attack", "name"), [("replay", "replay.replay"), ("canary", "canaries.canary_attack"), ("lira", "shadows.train_shadows")]
+)
+def test_holders_with_several_rows_are_audited_as_one_in_every_way(attack, name, file, asked):
+    *_, how = asked(*name.split("."), two_rows_each(file), "--sensitive", "--attack", attack)
+    assert how["ownership"].of_record.tolist() == np.repeat(np.arange(30), 2).tolist()
+
+
+def test_attacks_train_as_the_run_did(file, asked):
+    settings = two_rows_each(file)
+    *_, how = asked("canaries", "canary_attack", settings, "--sensitive", "--attack", "canary")
+    assert (how["lr"], how["momentum"], how["optimizer"]) == (0.3, 0.7, "sgd")
+    *_, how = asked("shadows", "train_shadows", settings, "--sensitive", "--attack", "loss")
+    assert (how["learning"].lr, how["learning"].momentum, how["learning"].optimizer) == (0.3, 0.7, "sgd")
+
+
+def test_an_ensemble_of_people_with_several_records_is_attacked_by_holder(tmp_path):
+    people = sartor.Budgets.from_groups([(1.0, 60), (4.0, 40)], delta=1e-3)
+    owners = sartor.Ownership(np.repeat(np.arange(100), np.resize([1, 3], 100)).tolist(), 100)
+    plan = pate.plan(people, "upsample", teachers=20, aggregator=pate.GNMax(20))
+    pate.EnsembleFolder.create(tmp_path / "kept", plan, people, ownership=owners)
+    assert len(json.loads(run(tmp_path / "kept", "--sensitive", "--attack", "canary", "--canaries", 8, "--json"))["groups"]) == 2
+
+
+def test_clients_of_a_federated_run_are_replayed_with_their_own_rows(tmp_path, asked):
+    settings = Settings(clients=30, epsilon="1,4", share="0.5,0.5", delta="1e-3", seed=5)
+    made, took_part = task(settings), [7, 3, *range(10, 28)]
+    people = sartor.Budgets(made.budgets.epsilon[took_part], delta=made.budgets.delta[took_part])
+    (tmp_path / "settings.json").write_text(json.dumps(settings.to_json()))
+    plan = federated.plan(people, rounds=3, per_round=10, accountant="rdp")
+    Ledger.create(tmp_path / "ledger", plan, [str(client) for client in took_part], people).close()
+    _, data, *_ = asked("replay_rounds", "replay_rounds", tmp_path)
+    rows = np.concatenate([made.rows[client] for client in took_part])
+    assert all(torch.equal(here, there[rows]) for here, there in zip(data.tensors, made.data.train.tensors, strict=True))
