@@ -38,3 +38,8 @@ def test_more_directions_than_coordinates_are_independent_signs():
 def test_nothing_has_no_direction():
     with pytest.raises(SartorError, match="directions need"):
         Directions([], 3, seed=1)
+
+
+def test_a_small_array_beside_a_large_one_has_all_of_its_coordinates_in_sight():
+    assert Directions([1_000_000, 64, 3, 200], count=4, seed=1).blocks[[1, 2]].tolist() == [64, 3]
+    assert Directions([1_000_000, 64, 3, 200], count=4, seed=1).blocks[3] >= 64

@@ -874,6 +874,23 @@ def test_what_teachers_keep_is_told():
     assert learnt(holders=1).unseen == ()
 
 
+class Reading(pate.EstimatorTeachers):
+    """Teachers who look something up."""
+
+    place = None
+
+    def taught(self, *given):
+        self.place.read_text()
+        return super().taught(*given)
+
+
+def test_what_teachers_read_from_files_is_told(tmp_path):
+    teachers = Reading(KNeighborsClassifier(1), workers=1, seed=0, progress=False)
+    teachers.place = tmp_path / "means"
+    teachers.place.write_text("of everybody")
+    assert learnt(teachers, holders=1).unseen == ("what teachers read from files",)
+
+
 class Counting:
     """Clients who answer louder each time."""
 
@@ -938,3 +955,24 @@ def test_groups_take_turns_in_being_zeroed_and_whoever_was_drawn_most_often_is_t
     assert set(chosen(6, group, 0, drawn)[4:]) == {0, 4}
     assert chosen(2, group, 0, np.array([0, 0, 0, 1, 0, 7])) == [5, 3]  # a group of whom nobody was drawn waits
     assert sorted(group[chosen(2, group, 3)]) == [0, 1]
+
+
+def test_rounds_are_replayed_at_the_clip_that_the_round_before_released(monkeypatch):
+    clips, released = [], []
+
+    class Noted(Round):
+        def __init__(self, plan, draw, model, clip):
+            clips.append(clip)
+            super().__init__(plan, draw, model, clip)
+
+        def release(self, stream):
+            found = super().release(stream)
+            released.append(found.clip)
+            return found
+
+    plan = federated.plan(CLIENTS, "scale", rounds=4, per_round=10, adaptive=AdaptiveClip(noise=2.0), accountant="rdp")
+    monkeypatch.setattr("sartor.audit.replay_rounds.Round", Noted)
+    data = TensorDataset(torch.ones(len(CLIENTS), 3))
+    replay_rounds(lambda data, client, model, number: {"bias": model["bias"] + 1}, data, {"bias": np.zeros(3)}, CLIENTS, plan, holders=1)
+    assert clips == [plan.accounted.clip, *released[:3]] * 2  # of the run, and of the one without a client
+    assert len(set(clips)) == 4

@@ -87,6 +87,17 @@ def test_holders_who_are_no_targets_are_in_every_model():
     assert (one.signals != other.signals).any(axis=1).all()
 
 
+def test_signals_are_of_the_targets_in_the_order_in_which_they_are_given():
+    targets = [50, 3, 7]
+    found, inside = made(targets=targets), coins(4, 3, 3)
+    material = making.Material(net, records(), people(), planned(), HERE["learning"])
+    for model in range(4):
+        absent = np.zeros(HOLDERS, bool)
+        absent[targets] = ~inside[model]
+        alone = train_alone(material, seed_of(3, model), absent)
+        assert np.allclose(found.signals[model], signals_of(alone, records())[targets], atol=1e-4)
+
+
 @pytest.mark.parametrize("targets", [[], [1, 1], [-1], [60], [0.5], [[1]]])
 def test_targets_that_are_no_places_are_refused(targets):
     with pytest.raises(SartorError, match="targets are"):
