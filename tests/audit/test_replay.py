@@ -27,7 +27,7 @@ from sartor.audit.replay_ensemble import replay_ensemble
 from sartor.audit.replay_rounds import replay_rounds
 from sartor.audit.replay_votes import Votings, replay_votes
 from sartor.audit.replay_votes import _of_noise as of_noise
-from sartor.audit.replay_votes import _tests_are_alike as tests_are_alike
+from sartor.audit.replay_votes import _tests_are_alike as thought_alike
 from sartor.audit.shown import Shown, compared
 from sartor.errors import SartorError
 from sartor.federated import AdaptiveClip
@@ -943,10 +943,10 @@ def test_what_a_replay_finds_is_sensitive_unless_the_records_may_be_shown():
 def test_a_threshold_or_a_noise_of_the_test_that_follows_a_holder_is_not_alike():
     plan = pate.plan(PEOPLE, "weight", teachers=30, aggregator=KINDS[1])
     poll = next(iter(Votings(plan, votes_for(plan), 5, student=None, seed=0, go_on=False)._tape.polls.values()))
-    assert tests_are_alike(poll, poll, plan)
+    assert thought_alike(poll, poll, plan)
     for change in ({"threshold": poll.test.threshold + 1e-3}, {"noisy": poll.test.noisy + 1}):
-        assert not tests_are_alike(poll, poll._replace(test=poll.test._replace(**change)), plan)
-    assert not tests_are_alike(poll, poll._replace(test=None), plan)
+        assert not thought_alike(poll, poll._replace(test=poll.test._replace(**change)), plan)
+    assert not thought_alike(poll, poll._replace(test=None), plan)
 
 
 def test_groups_take_turns_in_being_zeroed_and_whoever_was_drawn_most_often_is_the_first_of_theirs():
