@@ -935,7 +935,7 @@ def test_what_a_replay_finds_is_sensitive_unless_the_records_may_be_shown():
     for how, sensitive in (({}, True), ({"sensitive": False}, False)):
         found = replay(fitted, LOUD, runs.people(), runs.planned("scale", 4), holders=1, most_steps=1, **how)
         assert found.sensitive == sensitive
-        assert found.to_json().get("sensitive", False) == sensitive
+        assert found.to_json(sensitive=sensitive).get("sensitive", False) == sensitive
     plan = pate.plan(PEOPLE, "weight", teachers=30, aggregator=KINDS[0])
     assert replay_votes(plan, np.random.default_rng(1).integers(5, size=(5, 30)), 5).sensitive
 

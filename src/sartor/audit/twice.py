@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 from sartor.audit.opened import listening
-from sartor.audit.reached import beside, digests, of_records, reached, told
+from sartor.audit.reached import beside, digests, of_records, reached, told, warm
 from sartor.audit.record import Compare, Enough, Playback, Tape
 from sartor.audit.shown import Shown, compared
 from sartor.audit.without import copied, is_random
@@ -40,7 +40,7 @@ class Twice:
     def __init__(self, train: Train, dataset: Any, seed: int, tape: Tape, *, random: bool) -> None:
         self._train, self._dataset, self._seed, self.tape = train, dataset, seed, tape
         self.first = Shown()
-        self._before = digests(train)
+        self._before, self._warm = digests(train), warm(train)
         tape.is_random = random or bool(_generators(train)) or _is_augmented(copied(dataset))
         self._reads = _run(tape, train, copied(dataset), seed, self.first, whatever=False)
         self.first.tell()
@@ -58,6 +58,8 @@ class Twice:
         names = of_records(reached(self._train))
         if names:
             found.add(f"numbers that train reaches beside its argument ({told(names)})")
+        if self._warm:
+            found.add(f"what was cached before anything was replayed ({told(self._warm)})")
         if self._reads:
             found.add("what train reads from files")
         return found

@@ -12,7 +12,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-_BY_VERSION = frozenset({"python", "torch", "numpy"})
+BY_VERSION = frozenset({"python", "torch", "numpy"})
 _STANDARD = tuple({f"{Path(sysconfig.get_path(kind)).resolve()}{os.sep}" for kind in ("stdlib", "platstdlib")})
 
 _MADE_BY_CODE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
@@ -24,7 +24,7 @@ def package(name: str, file: str | None = None) -> str | None:
     top = name.partition(".")[0]
     if top == "__main__":
         return None
-    if top in _BY_VERSION:
+    if top in BY_VERSION:
         return top
     if top in sys.builtin_module_names:
         return "python"
@@ -60,7 +60,7 @@ def version(name: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def source(name: str) -> str:
     """The digest of the file of a package's module, for local packages are changed and installed again under one version."""
-    if package(name) in _BY_VERSION:
+    if package(name) in BY_VERSION:
         return ""
     path = Path(str(getattr(sys.modules.get(name), "__file__", "")))
     return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.suffix == ".py" and path.is_file() else ""
