@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import importlib.util
 import itertools
 import re
@@ -38,6 +39,7 @@ _OF_RECORDS = f"{_OWN}.data."
 _MOST, _SOME = 5_000, 100  # objects that are looked into, entries of a collection
 _FEW, _LONG = 8, 1_000  # whole numbers in a list, and letters in a text, that are no setting
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, range, PurePath, np.generic, torch.dtype, torch.device)
+_TELLING = (float, str, np.floating, list, tuple)
 _COLLECTIONS = (Mapping, list, tuple, set, frozenset, deque)
 
 Named = Iterator[tuple[str, Any]]
@@ -90,13 +92,17 @@ def digests(*roots: Any) -> dict[str, bytes]:
 
 
 def warm(*roots: Any) -> list[str]:
-    """The names of caches (`functools`) that hold something."""
-    found = []
-    for name, value in reached(*roots).items():
-        with suppress(Exception):  # the same
-            if _is_cache(value) and value.cache_info().currsize:
-                found.append(name)
-    return found
+    """The names of caches (`functools`) in which something lies that may follow from records."""
+    return sorted(name for name, value in reached(*roots).items() if _is_cache(value) and of_records(reached([*_cached(value)])))
+
+
+def _cached(cache: Any) -> Iterator[Any]:
+    """All that a cache keeps, which it shows to the garbage collector alone."""
+    for part in gc.get_referents(cache):
+        if isinstance(part, dict) and part is not vars(cache):
+            yield from part.values()
+        elif part is not vars(cache) and part is not cache.__wrapped__ and not isinstance(part, type):
+            yield part
 
 
 def of_records(found: Mapping[str, Any], *, floats: bool = False) -> list[str]:
@@ -120,8 +126,9 @@ def _may_follow(value: Any, floats: bool) -> bool:
     if isinstance(value, Mapping | set | frozenset):
         return bool(value)
     if isinstance(value, list | tuple | deque):
-        plain = not any(isinstance(part, float | str | np.floating | list | tuple) for part in itertools.islice(value, _SOME))
-        return not plain or len(value) > _FEW or (floats and isinstance(value, list) and bool(value))
+        some = list(itertools.islice(value, _SOME))
+        whole = bool(some) and all(isinstance(part, int | np.integer) for part in some)
+        return any(isinstance(part, _TELLING) for part in some) or (whole and (len(value) > _FEW or (floats and isinstance(value, list))))
     return bool(np.prod(value.shape)) if _has_shape(value) else _is_buffer(value)
 
 

@@ -36,7 +36,7 @@ from torch import nn
 from sartor.individual.readings import Reading
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.optimizer import PrivateOptimizer
-from sartor.sgd.training import Sensitive
+from sartor.sgd.training import Result, Sensitive
 
 _OTHERS = 0o044  # who may read a file beside its owner
 _ENTER = 0o011
@@ -115,6 +115,11 @@ class Shown:
     def ended(self) -> bool:
         """Whether the run came to its own end."""
         return self._pieces["ended",] != "stopped"
+
+    @property
+    def reached_its_end(self) -> bool:
+        """Whether no error ended the run, be it stopped."""
+        return self._pieces["ended",] in ("returned", "stopped")
 
     def stopped(self) -> None:
         """The run was stopped by whoever looks on."""
@@ -231,7 +236,8 @@ class _Parts:
         elif isinstance(value, Reading | Sensitive):  # by their type nobody is shown these
             self._found[place] = type(value).__name__
         elif (path := _path(value)) is not None:
-            _read(path, self._found)
+            self._found[place] = os.fspath(path)
+            _read(path, place, self._found)
         elif value is None or isinstance(value, str | bytes | int | float | complex):
             self._found[place] = repr(value)
         elif id(value) in self._met or not deep or len(self._met) > _MOST:
@@ -248,18 +254,22 @@ class _Parts:
             self._take_named({"account": value.account(), "optimizer": value.inner.state_dict()}, place, deep)
         elif isinstance(value, PrivateLoader):
             self._found[place] = type(value).__name__
+        elif isinstance(value, functools.partial):
+            self._take_named({"function": value.func, "given": value.args, "by name": value.keywords}, place, deep)
         elif isinstance(value, weakref.ref):  # as recurrent layers have to their parameters
             self.take(value(), place, deep)
         elif isinstance(value, nn.Module):
             self._take_named(_of_module(value), place, deep)
         elif isinstance(value, Mapping):
-            self._take_named({str(name): part for name, part in value.items()}, place, deep)
+            self._take_named({str(name): part for name, part in value.items()} | _beside(value), place, deep)
         elif isinstance(value, set | frozenset):
             self._found[place] = repr(sorted(map(repr, value)))
         elif isinstance(value, Collection):
-            self._take_named({str(number): part for number, part in enumerate(value)}, place, deep)
+            self._take_named({str(number): part for number, part in enumerate(value)} | _beside(value), place, deep)
         else:
             held = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else _held(value)
+            if isinstance(value, Result):
+                del held["seconds"]  # a clock, which is never the same
             self._take_named(held, place, deep)
             if not held:
                 self._found[place] = repr(value)
@@ -267,7 +277,12 @@ class _Parts:
     def _take_named(self, parts: Mapping[str, Any], place: tuple[str, ...], deep: int) -> None:
         for name, part in parts.items():
             self.take(part, (*place, name), deep)
-        self._found[(*place, "names")] = json.dumps(list(parts))
+        self._found[(*place, _NAMES)] = json.dumps(list(parts))
+
+
+def _beside(value: Any) -> dict[str, Any]:
+    """What a collection of a class of its own has beside its items."""
+    return {f"{name}{_BESIDE}": part for name, part in vars(value).items()} if hasattr(value, "__dict__") else {}
 
 
 def _document(value: Any) -> Any:
@@ -286,7 +301,7 @@ def _held(value: Any) -> dict[str, Any]:
     return {**named, **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
 
 
-_BESIDE = " beside"
+_BESIDE, _NAMES = " beside", "\0names"
 _HOOKS = tuple(name for name in sorted(_OF_MODULES) if name.endswith("_hooks"))
 
 
@@ -329,13 +344,13 @@ def _path(value: Any) -> Path | None:
         return None
 
 
-def _read(path: Path, found: Pieces) -> None:
+def _read(path: Path, place: tuple[str, ...], found: Pieces) -> None:
     """Names of all files of a run, and content of those that others may read."""
     for folder, file in _files(path):
         name = str(file.relative_to(path)) if file != path else file.name
         mode = file.stat().st_mode
         is_open = mode & _OTHERS and all(one.stat().st_mode & _ENTER for one in (folder, *folder.parents) if path in one.parents)
-        found["written", name] = blake2b(file.read_bytes(), digest_size=16).hexdigest() if is_open else "for its owner alone"
+        found["written", *place, name] = blake2b(file.read_bytes(), digest_size=16).hexdigest() if is_open else "for its owner alone"
 
 
 def _files(path: Path) -> Iterator[tuple[Path, Path]]:

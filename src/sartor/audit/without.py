@@ -30,6 +30,7 @@ from sartor.sgd.trees import attributes
 Rows = NDArray[np.integer]
 
 _TURNS = 8  # how often others are drawn by lot
+_LARGER = 1_000.0
 _LOOKED_AT = 10  # records that are fetched to see whether they were replaced, or were not
 
 
@@ -41,7 +42,8 @@ def without(dataset: Any, rows: Rows) -> tuple[Any, set[str]]:
     """
     if type(dataset) is TensorDataset:
         order = torch.from_numpy(_unlike(dataset.tensors, rows))
-        return TensorDataset(*(tensor[order] for tensor in dataset.tensors)), set()
+        replaced = TensorDataset(*(tensor[order] for tensor in dataset.tensors))
+        return replaced, {"records in TensorDataset"} if _some_are_the_same(dataset.tensors, replaced.tensors, rows) else set()
     try:
         known = stores(dataset, None)
     except TypeError:  # no data set: whoever trains has the records elsewhere
@@ -60,6 +62,46 @@ def without(dataset: Any, rows: Rows) -> tuple[Any, set[str]]:
     if kept:
         unseen |= {f"records in {type(dataset).__name__}"}
     return best, unseen
+
+
+def extreme(dataset: Any, rows: Rows) -> Any:
+    """The same with numbers far larger than anybody's in these places; nothing, where there are none that can be set.
+
+    Whoever is not drawn may have any record, and a scale or a range of all is that of the largest.
+    """
+    instead, _ = without(dataset, rows)
+    if type(instead) is TensorDataset:
+        found = [_enlarged(tensor, rows) for tensor in instead.tensors]
+        larger = [tensor if changed is None else changed for tensor, changed in zip(instead.tensors, found, strict=True)]
+        return TensorDataset(*larger) if any(changed is not None for changed in found) else None
+    try:
+        known = stores(instead, None)
+    except TypeError:
+        return None
+    changed = {id(store.value): _enlarged(store.value, _by_number(store, rows)) for store in known.found}
+    made = {place: value for place, value in changed.items() if value is not None}
+    dressed = _light(instead, made) if made else None
+    return dressed if made and _others_are_the_same(copied(instead), copied(dressed), rows) else None
+
+
+def _enlarged(value: Any, rows: Rows) -> Any:
+    """An array with rows far larger than all others; nothing, of what is no array of real numbers."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() and len(rows):
+        found = value.detach().clone()
+        found[torch.from_numpy(rows)] += _LARGER * (1 + value.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
+        return found
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size and len(rows):
+        array = value.copy()
+        array[rows] += _LARGER * (1 + np.nan_to_num(np.abs(value), nan=0.0, posinf=0.0).max())
+        return array
+    return None
+
+
+def _some_are_the_same(before: tuple[torch.Tensor, ...], after: tuple[torch.Tensor, ...], rows: Rows) -> bool:
+    """Whether a record that was to be replaced is as it was, as where nobody has another."""
+    places = torch.from_numpy(rows)
+    same = [(new[places] == old[places]).reshape(len(rows), -1).all(1) for new, old in zip(after, before, strict=True)]
+    return bool(torch.stack(same).all(0).any()) if same else False
 
 
 def _with_others(dataset: Any, before: Any, found: list[Store], rows: Rows, turn: int) -> Any:
