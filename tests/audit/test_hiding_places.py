@@ -1,10 +1,18 @@
 """Where a holder may hide from a replay: it is told of each that there is something beside the data set, and nothing of who it is."""
 
+import array
 import functools
+import http.server
+import importlib
+import itertools
+import json
 import os
+import sqlite3
 import sys
+import tempfile
 import threading
 import types
+import urllib.request
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +25,11 @@ from torch.utils.data import Dataset, TensorDataset
 import sartor
 from sartor import federated, pate
 from sartor.audit import replay
+from sartor.audit.opened import listening
 from sartor.audit.replay_ensemble import replay_ensemble
 from sartor.audit.replay_rounds import replay_rounds
 from sartor.audit.without import without
+from sartor.data import load
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
 from sartor.run.witness import witness_of
@@ -432,3 +442,238 @@ def test_noise_of_a_private_run_is_nobodys_to_know():
     _, _, loader = loop(RECORDS, None)
     with pytest.raises(sartor.SartorError, match="nobody's to know"):
         loader.run.noise_of(0)
+
+
+# --- data by other names, of other kinds, from other places ---
+
+
+def module_of(folder, name, code):
+    (folder / f"{name}.py").write_text(code)
+    return name
+
+
+@pytest.mark.parametrize("folder", ["src", "site-packages"])
+def test_what_a_users_own_package_keeps_is_told_wherever_it_is_installed(folder, tmp_path, monkeypatch):
+    place = tmp_path / folder
+    place.mkdir()
+    name = module_of(
+        place, f"trainer_in_{folder[:3]}", "import sartor\nKEPT = {}\ndef mean(x):\n    return KEPT.setdefault(0, x.mean(0))\n"
+    )
+    monkeypatch.syspath_prepend(str(place))
+    own = importlib.import_module(name)
+    found = looked_at(lambda data, seed: trained(scaled(data, own.mean(data.tensors[0])), seed)[1].account(), holders=1)
+    assert "what train keeps from one run to the next" in found.unseen
+    assert "KEPT" in " ".join(found.unseen)
+
+
+@pytest.mark.parametrize("how", ["from {0} import MEAN", "import {0}; MEAN = {0}.MEAN"])
+def test_what_train_imports_by_itself_is_told(how, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = module_of(tmp_path, f"statistics_{how[:4]}", "import torch\nMEAN = torch.ones(4)\n")
+    code = f"def train(data, seed):\n    {how.format(name)}\n    return trained(scaled(data, MEAN), seed)[1].account()\n"
+    exec(code, globals(), made := {})
+    assert "MEAN" in " ".join(looked_at(made["train"], holders=1).unseen)
+
+
+def test_records_in_an_object_of_the_librarys_own_are_told():
+    people = load("digits")
+    found = looked_at(lambda data, seed: (len(people.train), trained(data, seed)[1].account())[1], holders=1)
+    assert "(people" in " ".join(found.unseen)
+
+
+@functools.lru_cache
+def table():
+    return X * 1
+
+
+WORDS = " ".join(map(str, X.flatten().tolist()))
+KINDS = {
+    "whole numbers": Y.tolist(),
+    "text": WORDS,
+    "bytes": ARRAY.tobytes() * 2,
+    "buffer": array.array("d", ARRAY[:, 0].tolist()),
+    "list of arrays": [X, X],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_of_any_kind_beside_the_data_set_is_told(kind):
+    held = KINDS[kind]
+    found = looked_at(lambda data, seed: (len(held), trained(data, seed)[1].account())[1], holders=1)
+    assert found.unseen == ("numbers that train reaches beside its argument (held)",)
+
+
+def test_a_cache_that_was_filled_before_is_told_and_one_of_settings_is_not():
+    def train(data, seed):
+        return (table(), trained(data, seed)[1].account())[1]
+
+    table.cache_clear()
+    table()
+    assert "what was cached before anything was replayed (table)" in looked_at(train, holders=1).unseen
+
+
+def test_an_object_that_does_not_let_itself_be_asked_is_passed():
+    lazy = nn.LazyLinear(3)
+    found = looked_at(lambda data, seed: (lazy.bias, trained(data, seed)[1].account())[1], holders=1)
+    assert found.verdict == "consistent"
+
+
+def served(numbers):
+    """A server of this machine, and its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(numbers).encode())
+
+        def log_message(self, *given):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+READ = {
+    "memory map": lambda file: np.memmap(file, dtype=np.float32),
+    "opened to change": lambda file: open(file, "r+b").read(),  # noqa: SIM115
+    "appended to and read": lambda file: (open(file, "ab").close(), open(file, "rb").read()),  # noqa: SIM115
+    "read and appended to": lambda file: open(file, "a+b"),  # noqa: SIM115
+    "descriptor": lambda file: os.close(os.open(file, os.O_RDWR)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("how", READ)
+def test_whatever_is_opened_to_be_read_is_noted(how, tmp_path):
+    file = tmp_path / "numbers.bin"
+    file.write_bytes(ARRAY.tobytes())
+    with listening() as opened:
+        READ[how](file)
+    assert str(file) in opened.read
+
+
+def test_checkpoints_shared_memory_databases_and_servers_are_noted(tmp_path):
+    file, base = tmp_path / "mean.pth", tmp_path / "people.db"
+    torch.save(X, file)
+    sqlite3.connect(base).close()
+    server = served(Y.tolist())
+    with listening() as opened:
+        torch.load(file)
+        sqlite3.connect(base).close()
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}") as answer:
+            answer.read()
+        if os.path.isdir("/dev/shm"):
+            with tempfile.NamedTemporaryFile(dir="/dev/shm") as shared, open(shared.name, "rb"):
+                pass
+        with open(os.devnull, "rb"), open(tmp_path / "new", "w+"):
+            pass
+    server.shutdown()
+    server.server_close()
+    assert {str(file), str(base), str(("127.0.0.1", server.server_port))} <= opened.read
+    assert not {os.devnull, str(tmp_path / "new")} & opened.read
+
+
+# --- moves that are small, and holders who are like others ---
+
+
+def test_a_sum_that_moves_by_less_than_it_is_rounded_is_named():
+    def train(data, seed):
+        return trained(scaled(data, 1e-4 * data.tensors[0].clip(-5, 5).mean(0)), seed)[1].account()
+
+    found = looked_at(train, holders=12)
+    assert found.faults == ("a sum moved slightly although the holder who was zeroed was not drawn.",)
+
+
+def test_sums_that_are_never_rounded_alike_are_told_and_refute_nothing():
+    times = itertools.count()
+
+    def train(data, seed):
+        return trained(scaled(data, torch.full((4,), 1e-6 * next(times))), seed)[1].account().to_json()
+
+    found = looked_at(train, holders=12)
+    assert found.verdict == "consistent"
+    assert "moves as small as sums are rounded, as they differ from run to run" in found.unseen
+
+
+def test_a_scale_that_the_largest_record_decides_is_named_whoever_is_zeroed():
+    def train(data, seed):
+        return trained(TensorDataset(data.tensors[0] / data.tensors[0].abs().max(), data.tensors[1]), seed)[1].account()
+
+    for holder in range(0, runs.HOLDERS, 20):
+        found = looked_at(train, holders=[holder])
+        assert any("a sum moved" in fault for fault in found.faults)
+
+
+def test_records_that_fail_where_they_are_far_from_all_say_nothing():
+    def train(data, seed):
+        if data.tensors[0].abs().max() > 100:
+            raise ValueError
+        return trained(data, seed)[1].account()
+
+    assert looked_at(train, holders=1).verdict == "consistent"
+
+
+def test_whoever_has_all_records_cannot_be_replaced_and_that_is_told():
+    _, missed = without(RECORDS, np.arange(len(RECORDS)))
+    assert missed == {"records in TensorDataset"}
+    twins = TensorDataset(torch.ones(8, 2), torch.ones(8))
+    assert without(twins, np.array([3]))[1] == {"records in TensorDataset"}
+
+
+# --- what is returned ---
+
+
+class Losses(list):
+    """What some libraries return of a run."""
+
+
+def mean(data):
+    return float(data.tensors[0].mean())
+
+
+def with_best(data):
+    found = Losses([0.1])
+    found.best = mean(data)
+    return found
+
+
+def in_two_folders(data, place):
+    for name, value in (("one", mean(data)), ("two", 0.0)):
+        (place / name).mkdir(exist_ok=True)
+        (place / name / "metrics.json").write_text(str(value))
+    return [place / "one", place / "two"]
+
+
+def named_after(data, place):
+    file = place / f"mean={mean(data)}"
+    file.write_text("nothing")
+    file.chmod(0o600)
+    return file
+
+
+RETURNED = {
+    "a part called names": lambda data, place: {"names": mean(data)},
+    "an attribute of a list": lambda data, place: with_best(data),
+    "what a function is given": lambda data, place: functools.partial(print, data.tensors[0] * 1),
+    "files of one name in two folders": in_two_folders,
+    "the name of a file": named_after,
+}
+
+
+@pytest.mark.parametrize("what", RETURNED)
+def test_whatever_is_returned_is_compared_whole(what, tmp_path):
+    def train(data, seed):
+        trained(data, seed)
+        return RETURNED[what](data, tmp_path)
+
+    assert any("is returned follows" in fault or "file that others may read" in fault for fault in looked_at(train, holders=1).faults)
+
+
+def test_a_result_of_fit_is_the_same_twice_but_for_its_clock():
+    def train(data, seed):
+        return sartor.fit(runs.net(), data, runs.people(), runs.planned("scale", 4), seed=seed, progress=False)
+
+    found = looked_at(train, holders=1)
+    assert (found.verdict, found.unseen) == ("consistent", ())
