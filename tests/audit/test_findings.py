@@ -58,7 +58,19 @@ def test_few_people_stand_beside_others_and_their_budget_is_not_told():
 def test_the_document_has_what_was_found_of_each_group():
     document = findings("loss", {1: normal(0.1), 2: normal(0.2)}, PLAN, confidence=0.95, sensitive=False).to_json()
     assert (document["attack"], document["verdict"], document["confidence"]) == ("loss", "consistent", 0.95)
-    fields = {"epsilon", "delta", "holders", "lower_bound", "auc", "tpr_at_0.001", "tpr_at_0.01", "inside", "outside", "could_show"}
+    fields = {
+        "epsilon",
+        "delta",
+        "holders",
+        "lower_bound",
+        "auc",
+        "tpr_at_0.001",
+        "tpr_at_0.01",
+        "inside",
+        "outside",
+        "could_show",
+        "verdict",
+    }
     assert all(set(group) == fields for group in document["groups"])
 
 
@@ -155,7 +167,7 @@ def test_where_nothing_could_be_shown_it_is_said():
         assert found.rows[0].could_show == pytest.approx(0.001 * count * claimed)
         assert found.rows[0].is_blind == blind
         assert ("it says nothing" in found.sentence()) == blind
-        assert (found.table(sensitive=True).rows[0][-1] == "too few scores") == blind
+        assert (found.table(sensitive=True).rows[0][-1] == "cannot tell") == blind
 
 
 @pytest.mark.parametrize(("shown", "blind"), [(4.0, True), (np.nextafter(4.0, 5.0), False)])

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -20,6 +20,11 @@ from sartor_testing import private_runs as runs
 from sartor_testing.amount import examples, most_are_long
 
 # --- networks, data and holders drawn by lot ---
+
+QUICK = [Phase.explicit, Phase.reuse, Phase.generate]  # to look for a simpler example would take minutes
+
+
+UNCLIPPED = "clipping, as nothing of those who were zeroed was as long as their clip"
 
 
 class Last(nn.Module):
@@ -43,7 +48,7 @@ NETWORKS = {
 }
 
 
-@settings(max_examples=examples(5, 60))
+@settings(max_examples=examples(5, 60), phases=QUICK)
 @given(
     st.sampled_from(sorted(NETWORKS)),
     st.integers(1, 3),
@@ -63,11 +68,13 @@ def test_no_holder_of_any_network_moves_more_than_their_clip(kind, width, holder
         return sartor.fit(make(width), given_, runs.people(), plan, seed=seed, progress=False).account.to_json()
 
     found = replay(train, data, runs.people(), plan, holders=[holder], seed=seed)
-    assert (found.verdict, found.unseen) == ("consistent", ()), found.faults
+    assert found.verdict == "consistent", found.faults
+    assert set(found.unseen) <= {UNCLIPPED}
+    assert (found.largest_move < 0.99) == (UNCLIPPED in found.unseen)
     assert found.largest_move <= 1 + 1e-6
 
 
-@settings(max_examples=examples(3, 30))
+@settings(max_examples=examples(3, 30), phases=QUICK)
 @given(st.integers(0, runs.HOLDERS - 1), st.sampled_from([1, 3, 7]), st.sampled_from(["mean", "sum"]), st.sampled_from(["scale", "sample"]))
 def test_nobody_with_many_records_moves_more_than_their_one_clip(holder, most, combine, scheme):
     plan, owned = many_records.planned(scheme, records_per_holder=most, combine=combine), many_records.owned()
@@ -77,7 +84,9 @@ def test_nobody_with_many_records_moves_more_than_their_one_clip(holder, most, c
         return sartor.fit(runs.net(), given_, runs.people(), plan, ownership=owned, seed=seed, progress=False).account.to_json()
 
     found = replay(train, data, runs.people(), plan, ownership=owned, holders=[holder])
-    assert (found.verdict, found.unseen) == ("consistent", ()), found.faults
+    assert found.verdict == "consistent", found.faults
+    assert found.complete == (found.largest_move > 0.99)
+    assert set(found.unseen) <= {UNCLIPPED}
 
 
 # --- runs that go on ---

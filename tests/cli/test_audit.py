@@ -167,7 +167,7 @@ def test_whatever_ends_an_audit_leaves_nothing_behind_and_no_verdict(name, confi
         (["--holders", "0"], "1 or more"),
         (["--steps", "0"], "1 or more"),
         (["--page", "x.html"], "ROC"),
-        (["--attack", "lira", "--shadows", "3"], "pairs"),
+        (["--attack", "lira", "--shadows", "3"], "even number"),
         (["--attack", "canary", "--canaries", "1"], "a canary for each"),
     ],
 )

@@ -26,6 +26,7 @@ from sartor.audit.scores import Roc, Scores, auc, roc, tpr_at
 from sartor.audit.sensitive import check_said
 from sartor.confidential import Shown
 from sartor.errors import SartorError
+from sartor.federated.plan import FederatedPlan
 from sartor.layout import Table
 from sartor.numbers import to_json_number
 
@@ -106,6 +107,11 @@ class Row:
         return self.lower_bound > self.claimed
 
     @property
+    def verdict(self) -> str:
+        """What was found of this group, or that nothing could have been."""
+        return "refuted" if self.refuted else "cannot tell" if self.is_blind else "consistent"
+
+    @property
     def is_blind(self) -> bool:
         """Whether nothing that these scores could show would have been more than the promise allows."""
         return self.could_show <= self.claimed < np.inf
@@ -150,7 +156,7 @@ class Findings:
                 f"{row.could_show:.3f}",
                 f"{row.auc:.3f}",
                 *(f"{rate:.2%}" if row.outside * fpr >= 1 else "-" for fpr, rate in zip(_LOW, row.tpr, strict=True)),
-                "refuted" if row.refuted else "too few scores" if row.is_blind else "consistent",
+                row.verdict,
             ]
             for row in self.rows
         ]
@@ -167,9 +173,10 @@ class Findings:
         found = ["Consistent: the attack found no more than was promised. That is no proof; a stronger attack may find more."]
         blind = [confidential.text(row.epsilon, "g") for row in self.rows if row.is_blind]
         if blind:
+            more = "More canaries may, where there is room for them." if self.attack == "canary" else "The attack canary may."
             found.append(
-                f"Of epsilon {', '.join(blind)} it says nothing: with so few scores, at this delta and confidence, not even an attack that "
-                "is always right would show more than was promised. More canaries can."
+                f"Of epsilon {', '.join(blind)} it says nothing: from so few members of one run, at this delta and confidence, not even an "
+                f"attack that is always right would show more than was promised. {more}"
             )
         if not all(row.is_told for row in self.rows):
             found.append("Where AUC is 0.5, all scores are the same: there the attack told nobody from anybody.")
@@ -179,7 +186,7 @@ class Findings:
 def findings(
     attack: str,
     scores: Mapping[int, Scores],
-    plan: Promised,
+    plan: Promised | FederatedPlan,
     *,
     confidence: float = 0.99,
     bounds: Sequence[Kind] = ONE_RUN,
@@ -201,6 +208,8 @@ def findings(
     >>> found.verdict, [round(row.auc, 2) for row in found.rows]
     ('consistent', [0.5, 1.0])
     """
+    if isinstance(plan, FederatedPlan):
+        plan = plan.accounted
     if not 0 < confidence < 1:
         raise SartorError(f"a confidence lies between 0 and 1, not at {confidence}.")
     if attacks < 1:
@@ -258,7 +267,7 @@ def _of_row(row: Row) -> dict[str, Any]:
     figures = {f"tpr_at_{fpr:g}": rate for fpr, rate in zip(_LOW, row.tpr, strict=True)}
     bounds = {"lower_bound": to_json_number(row.lower_bound), "auc": row.auc}
     scores = {"inside": row.inside, "outside": row.outside, "could_show": to_json_number(row.could_show)}
-    return {**claim, "holders": row.holders, **bounds, **figures, **scores}
+    return {**claim, "holders": row.holders, **bounds, **figures, **scores, "verdict": row.verdict}
 
 
 def _document(value: Shown) -> Any:

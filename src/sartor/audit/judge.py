@@ -23,6 +23,7 @@ from sartor.sgd.private import ROUNDING, smallest_paid
 
 _NUMBERS = 2**24  # of noise that are looked at, in all steps
 _DRAWN_AHEAD, _STEPS_AHEAD = 2**26, 500  # numbers of noise, and steps, that are drawn of what was not run
+_CLIPPED = 0.99  # of a clip, in sums that were rounded
 _FEWEST = 64  # of an array that has so many
 
 SLIGHTLY = "a sum moved slightly although the holder who was zeroed was not drawn."
@@ -34,6 +35,8 @@ class Judge:
 
     def __init__(self, tape: Tape, plan: Plan, group: NDArray[np.intp]) -> None:
         self.tape, self.plan, self.group = tape, plan, group
+        self.has_seen_a_clip = False
+        """Whether somebody who was zeroed had moved a sum as far as they may, so that it was seen to be clipped."""
 
     @property
     def drawn(self) -> NDArray[np.int64]:
@@ -164,6 +167,7 @@ class Judge:
             )
         elif move > 0 and not drawn:
             found.append(SLIGHTLY)
+        self.has_seen_a_clip |= own > 0 and move > _CLIPPED * first.unit * own
         one, other = self.noise_of(first), self.noise_of(second)
         scale = np.abs(one) + np.abs(flat(first.sums)) + np.abs(flat(second.sums)) + self._deviation(first)
         if not np.all(np.abs(one - other) <= 1e-5 * scale):

@@ -75,6 +75,11 @@ class Replayed:
         """Whether what was seen is consistent with the plan."""
         return "refuted" if self.faults else "consistent"
 
+    @property
+    def complete(self) -> bool:
+        """Whether nothing was unseen, as far as can be noticed, and the run came to its end."""
+        return self.ended and not self.unseen
+
     def to_json(self, *, sensitive: bool = False) -> dict[str, Any]:
         """As a document, which has to be said to be `sensitive` where it is."""
         check_said(self.sensitive, sensitive)
@@ -149,6 +154,8 @@ def replay(
         unseen.add("moves as small as sums are rounded, as they differ from run to run")
     if run.is_random:  # of smaller batches: others' random numbers are other ones, so sums say nothing, but all else must be the same
         unseen.add("sums of batches without the holder, as others would draw other random numbers")
+    if not judge.has_seen_a_clip:
+        unseen.add("clipping, as nothing of those who were zeroed was as long as their clip")
     unseen |= run.unseen
     if run.remembers:
         unseen.add("what train keeps from one run to the next")

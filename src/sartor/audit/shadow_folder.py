@@ -74,7 +74,9 @@ class ShadowFolder:
             raise SartorError(f"{index} cannot be read: remove the folder, and the shadow models are trained again.") from None
         other = next((name for name in {**known, **of} if known.get(name) != of.get(name)), None)
         if other is not None:
-            raise SartorError(f"{self.path} holds signals of shadow models with another {other}: give another folder, or remove this one.")
+            raise SartorError(
+                f"{self.path} holds signals of shadow models of which the {other} was another: give another folder, or remove this one."
+            )
         return secret
 
     def found(self, number: int) -> Arrays | None:

@@ -54,12 +54,13 @@ def parallel(tasks: Iterator[Task], workers: int | None) -> Iterator[tuple[list[
     backend = get_active_backend()[0]
     if isinstance(backend, ThreadingBackend):
         raise SartorError("shadow models cannot train in threads, which share one random generator: choose a joblib backend of processes.")
-    jobs = -1 if workers is None else workers
+    waiting = list(tasks)
+    jobs = -1 if workers is None else min(workers, max(1, len(waiting)))
     try:
         pool = joblib.Parallel(n_jobs=jobs, batch_size=1, max_nbytes=None, return_as="generator_unordered")
     except ValueError:
         pool = joblib.Parallel(n_jobs=jobs, batch_size=1, max_nbytes=None)
-    yield from pool(joblib.delayed(carried_out)(task, jobs != 1) for task in tasks)
+    yield from pool(joblib.delayed(carried_out)(task, jobs != 1) for task in waiting)
 
 
 def carried_out(task: Task, beside_others: bool) -> tuple[list[int], list[Arrays]]:

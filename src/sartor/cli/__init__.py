@@ -1,6 +1,7 @@
 """The command line: one module per command. Results go to stdout, progress and warnings to stderr.
 
-Bad input ends with exit code 2 and one clear sentence, never a traceback.
+Bad input ends with exit code 2 and one clear sentence, never a traceback. A defect of this library ends with 70, as 1 is a verdict of
+`sartor audit`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+import traceback
 import warnings
 from importlib import metadata
 from typing import Annotated, Any, TextIO
@@ -99,6 +101,10 @@ def main(arguments: list[str] | None = None) -> None:
         where = shortened(str(error.filename)) + ": " if error.filename else ""
         say(f"error: {where}{error.strerror or error}.")
         code = 2
+    except Exception:  # whatever it is, it is no verdict
+        traceback.print_exc()
+        say("error: this is a defect of sartor, or of a package that it uses; nothing is said of any promise.")
+        code = 70
     sys.exit(_printed(code or 0))
 
 

@@ -77,7 +77,7 @@ def audit(
     with as_ctrl_c() as signals:
         try:
             if attack == "replay":
-                found = subject.replayed(seed, 4 if holders is None else holders, 50 if steps is None else steps)
+                found = subject.replayed(seed, holders, 50 if steps is None else steps)
             elif attack == "canary":
                 found = subject.by_canaries(seed, 1000 if canaries is None else canaries, sure)
             else:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sartor.audit.findings import Findings
     from sartor.audit.replay import Replayed
 
+HOLDERS = 4
+"""Who are zeroed, one after the other, unless another number is asked for."""
 FROM_SHADOWS = ("lira", "rmia", "loss")
 _COMMANDS = ("train", "pate", "federate")
 
@@ -37,8 +39,8 @@ class Audited(Protocol):
     def title(self) -> str:
         """What it is, for a page."""
 
-    def replayed(self, seed: int, holders: int, steps: int) -> Replayed:
-        """Replay with so many holders zeroed, of so many steps, rounds or queries at most."""
+    def replayed(self, seed: int, holders: int | None, steps: int) -> Replayed:
+        """Replay with so many holders zeroed, or as many as usual, of so many steps, rounds or queries at most."""
 
     def by_canaries(self, seed: int, canaries: int, confidence: float) -> Findings:
         """Attack with so many canaries in all."""
@@ -53,7 +55,7 @@ def that_fit(canaries: int, sizes: Sequence[int]) -> int:
 
     most = most_canaries(sizes)
     if canaries > most:
-        say(f"this model has room for {most // MOST_RUNS} canaries in a run, so {most} are planted, over {MOST_RUNS} runs.")
+        say(f"note: this model has room for {most // MOST_RUNS:,} canaries in a run, so {most:,} are planted, over {MOST_RUNS} runs.")
     return min(canaries, most)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from sartor.cli.audited import that_fit
+from sartor.cli.audited import HOLDERS, that_fit
 from sartor.cli.federate_settings import FederateSettings
 from sartor.cli.options import from_document, listed
 from sartor.cli.output import working
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from sartor.budgets import Budgets
     from sartor.federated import FederatedPlan
     from sartor.federated.task import Settings, Task
+
+
+_FAR = 10.0  # in clips
 
 
 class _Material(NamedTuple):
@@ -93,8 +96,11 @@ class AuditedRounds:
             raise SartorError("clients of this run have keys of their own, so which rows they have is not known here: audit its settings.")
         return _Material(found, begun.plan, begun.budgets, [known[key] for key in begun.keys])
 
-    def replayed(self, seed: int, holders: int, steps: int) -> Replayed:
-        """Rounds again with clients silent, on the server's usual optimizer, which sees what was released alone."""
+    def replayed(self, seed: int, holders: int | None, steps: int) -> Replayed:
+        """Rounds again with clients silent, on the server's usual optimizer, which sees what was released alone.
+
+        In every other round all clients go much further than the clip, so that it is seen to clip them.
+        """
         import torch
         from torch.utils.data import TensorDataset
 
@@ -114,10 +120,11 @@ class AuditedRounds:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(own)
                 state = {name: torch.from_numpy(np.array(array)) for name, array in model.items()}
-                return {name: value.numpy() for name, value in task.trained_on(inputs, labels, state, own).items()}
+                found = {name: value.numpy() for name, value in task.trained_on(inputs, labels, state, own).items()}
+            return found if number % 2 else _further(model, found, _FAR * plan.accounted.clip)
 
         model = {name: value.numpy() for name, value in task.network().state_dict().items()}
-        how: dict[str, Any] = {"ownership": owned, "holders": holders, "seed": seed, "most_rounds": steps}
+        how: dict[str, Any] = {"ownership": owned, "holders": HOLDERS if holders is None else holders, "seed": seed, "most_rounds": steps}
         with working("replaying"):
             return replay_rounds(answer, data, model, budgets, plan, **how)
 
@@ -136,3 +143,11 @@ class AuditedRounds:
     def by_shadows(self, attack: str, seed: int, shadows: int, confidence: float, cache: str | None, workers: int) -> Findings:
         """There is no such attack."""
         raise SartorError(f"--attack {attack} is for models of sartor train; federated rounds are attacked by canary and replay.")
+
+
+def _further(model: Mapping[str, Any], answer: Mapping[str, Any], length: float) -> dict[str, Any]:
+    """An answer whose difference from the model is as long as this, in the same direction."""
+    own = {name: value - model[name] for name, value in answer.items() if value.dtype.kind == "f"}
+    whole = float(np.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in own.values())))
+    factor = length / whole if whole > 0 else 1.0
+    return {**answer, **{name: (model[name] + factor * part).astype(part.dtype) for name, part in own.items()}}

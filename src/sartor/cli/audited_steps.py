@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from sartor.cli.audited import that_fit
+from sartor.cli.audited import HOLDERS, that_fit
 from sartor.cli.output import working
 from sartor.cli.train_job import Job, prepared
 from sartor.cli.train_settings import TrainSettings
@@ -34,8 +34,8 @@ class AuditedSteps:
     def __post_init__(self) -> None:
         if self.asked.form == "published":
             raise SartorError("the published form makes no promise that holds, so there is none to audit.")
-        if self.asked.dataset is None and self.asked.table is None:
-            raise SartorError("these settings name no data: give a dataset or a table.")
+        if self.asked.dataset is None and self.asked.table is None and self.asked.arrays is None:
+            raise SartorError("the settings of this run name no data: give a dataset, a table or arrays.")
 
     @classmethod
     def of_folder(cls, path: Path) -> Self:
@@ -59,7 +59,8 @@ class AuditedSteps:
     @property
     def inputs(self) -> tuple[str | None, ...]:
         """Files that are read."""
-        return self.asked.table, self.asked.test, self.asked.schema, self.asked.budgets, self.asked.policy
+        asked = self.asked
+        return asked.table, asked.test, asked.schema, asked.arrays, asked.budgets, asked.policy
 
     @property
     def title(self) -> str:
@@ -68,7 +69,7 @@ class AuditedSteps:
 
     @cached_property
     def _job(self) -> Job:
-        return prepared(self.asked, self.folder)
+        return prepared(self.asked, self.folder, audited=True)
 
     def _made(self) -> nn.Module:
         """A new network, by torch's random numbers as they are."""
@@ -77,7 +78,7 @@ class AuditedSteps:
         data = self._job.data
         return registry.build(self._job.recipe.model, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
 
-    def replayed(self, seed: int, holders: int, steps: int) -> Replayed:
+    def replayed(self, seed: int, holders: int | None, steps: int) -> Replayed:
         """`sartor train` again with holders zeroed, with what it writes for everybody; no model of it is ever on a disk."""
         from sartor.audit.replay import replay
         from sartor.cli.train import shown_of
@@ -92,7 +93,12 @@ class AuditedSteps:
                 shown_of(job._replace(asked=asked, model=self._made(), data=replace(job.data, train=data)), path)
                 return path
 
-            how: dict[str, Any] = {"ownership": job.data.ownership, "holders": holders, "seed": seed, "most_steps": steps}
+            how: dict[str, Any] = {
+                "ownership": job.data.ownership,
+                "holders": HOLDERS if holders is None else holders,
+                "seed": seed,
+                "most_steps": steps,
+            }
             found = replay(train, job.data.train, job.budgets, job.plan, **how)
         taken = job.data.from_private
         return replace(found, unseen=(*found.unseen, f"the {taken}, which were taken from private rows")) if taken else found
@@ -132,7 +138,7 @@ class AuditedSteps:
 
         least = {"lira": 6, "rmia": 4, "loss": 2}[attack]
         if shadows < least or shadows % 2:
-            raise SartorError(f"--attack {attack} needs shadow models in pairs, {least} or more, not {shadows}.")
+            raise SartorError(f"--attack {attack} needs an even number of shadow models, {least} or more, not {shadows}.")
         job = self._job
         if attack == "rmia" and not len(job.data.test):
             raise SartorError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from sartor.cli.audited import HOLDERS
 from sartor.cli.options import from_document, listed
 from sartor.cli.output import working
 from sartor.cli.pate_settings import PateSettings
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sartor.pate.labelling import Labelling
 
 _MADE_UP = 10  # classes of votes that are made up
+_TEACHERS = "teachers and what they learn from, as these votes are made up: audit the settings of the ensemble"
 
 
 class _Material(NamedTuple):
@@ -88,7 +90,7 @@ class AuditedVotes:
         people = self.asked.people(len(work.private))
         return _Material(people, self.asked.plan(people, work.classes, len(work.queries)), work)
 
-    def replayed(self, seed: int, holders: int, steps: int) -> Replayed:
+    def replayed(self, seed: int, holders: int | None, steps: int) -> Replayed:
         """The teachers again without a holder, and the voting with their votes turned; of a folder, a voting with votes made up."""
         from sartor.audit.replay_ensemble import replay_ensemble
         from sartor.audit.replay_votes import replay_votes
@@ -97,10 +99,13 @@ class AuditedVotes:
         people, plan, work, _ = self._material
         if work is None:
             votes = np.random.default_rng(seed).integers(_MADE_UP, size=(steps, plan.teachers))
-            return replay_votes(plan, votes, _MADE_UP, seed=seed)
+            if holders is not None:
+                raise SartorError("of an ensemble's folder one holder of each group is tried: --holders goes with its settings.")
+            found = replay_votes(plan, votes, _MADE_UP, seed=seed)
+            return replace(found, unseen=(*found.unseen, _TEACHERS))
         asked = self.asked
         teachers = usual_teachers(work, model=asked.model, epochs=asked.epochs, workers=asked.workers, seed=seed)
-        how: dict[str, Any] = {"holders": holders, "seed": seed, "go_on": asked.go_on}
+        how: dict[str, Any] = {"holders": HOLDERS if holders is None else holders, "seed": seed, "go_on": asked.go_on}
         return replay_ensemble(teachers, work.private, work.queries[:steps], work.classes, people, plan, **how)
 
     def by_canaries(self, seed: int, canaries: int, confidence: float) -> Findings:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sartor
 from sartor import usual
 from sartor.budgets import Budgets
-from sartor.cli.output import initial_weights, working
+from sartor.cli.output import initial_weights, say, working
 from sartor.cli.train_data import read_data
 from sartor.cli.train_settings import READINGS, TrainSettings
 from sartor.confidential import FEWEST, are_few
@@ -67,8 +67,8 @@ def material(asked: TrainSettings) -> tuple[Data, Budgets, usual.Recipe, nn.Modu
     return data, _budgets(asked, recipe, data), recipe, model
 
 
-def prepared(asked: TrainSettings, resumed: RunFolder | None) -> Job:
-    """Read the data, the budgets and the model, and make the plan; of a run that is continued, budgets and plan as they were."""
+def prepared(asked: TrainSettings, resumed: RunFolder | None, *, audited: bool = False) -> Job:
+    """Read the data, the budgets and the model, and make the plan; of one that goes on or is `audited`, budgets and plan as they were."""
     from sartor.models import registry
 
     asked.check()
@@ -81,7 +81,14 @@ def prepared(asked: TrainSettings, resumed: RunFolder | None) -> Job:
     if resumed is not None:
         job = Job(asked, recipe, data, resumed.budgets(), resumed.plan(), model)
         _refuse_other_people(job)
-        _refuse_other_consent(job)
+        if changed := _other_consent(job):
+            what = f"what people allow has changed since this run began, for {_some(changed, len(job.budgets))}"
+            if not audited:
+                raise SartorError(
+                    f"{what}: a run continues with the budgets that it began with; bring them back as they were, or begin another run in "
+                    "another folder, which spends budgets anew."
+                )
+            say(f"note: {what}; the audit is of what it was promised to be then.")
         return job
     people = _budgets(asked, recipe, data)
     with working("planning"):
@@ -131,23 +138,16 @@ def _refuse_other_people(job: Job) -> None:
         )
 
 
-def _refuse_other_consent(job: Job) -> None:
-    """Refuse to continue where people say otherwise what they allow than when the run began: in the file, the column or the policy.
+def _other_consent(job: Job) -> int:
+    """How many people say otherwise what they allow than when the run began: in the file, the column or the policy.
 
     Shares are nobody's word, and are not compared.
     """
     allowed = job.asked.allowed()
     if allowed.epsilon is not None:
-        return
+        return 0
     now = job.data.budgets if allowed.file is None else allowed.budgets()
-    if now is None:
-        return
-    changed = _changed(job.budgets, now, by_order=job.data.holders is None)
-    if changed:
-        raise SartorError(
-            f"what people allow has changed since this run began, for {_some(changed, len(job.budgets))}: a run continues with the budgets "
-            "that it began with; bring them back as they were, or begin another run in another folder, which spends budgets anew."
-        )
+    return 0 if now is None else _changed(job.budgets, now, by_order=job.data.holders is None)
 
 
 def _changed(then: Budgets, now: Budgets, *, by_order: bool) -> int:

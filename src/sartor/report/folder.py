@@ -285,7 +285,8 @@ class RunFolder:
                 names = tuple(str(name) for name in stored["holders"]) if "holders" in stored else None
                 return Budgets(stored["epsilon"], delta=stored["delta"], holders=names, reserve=float(stored["reserve"]))
         except (*_UNREADABLE, KeyError) as error:
-            raise SartorError(f"{path} cannot be read as the budgets of a run.") from error
+            why = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+            raise SartorError(f"{path} cannot be read as the budgets of a run{why}.") from error
 
     def _write_budgets(self, budgets: Budgets) -> None:
         arrays: dict[str, Any] = {
