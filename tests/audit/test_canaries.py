@@ -325,3 +325,8 @@ def test_scores_of_the_published_form_are_never_taken_for_independent_as_its_rou
         )
     assert len(found) == 20
     assert found.bounds == ONE_RUN
+
+
+def test_a_model_instead_of_a_function_that_makes_one_is_refused():
+    with pytest.raises(SartorError, match="a function that makes one"):
+        canary_attack(nn.Linear(4, 2), TensorDataset(torch.zeros(HOLDERS, 4)), people(), planned("scale"), canaries=8)

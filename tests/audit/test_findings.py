@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import sartor
+from sartor import federated
 from sartor.audit.findings import AS_PLANNED, ONE_RUN, REPEATED, Kind, findings
 from sartor.audit.losses import threshold_success
 from sartor.audit.replay import Replayed
@@ -88,6 +89,22 @@ def test_the_confidence_is_shared_among_groups_kinds_of_bounds_and_attacks(bound
         findings("canary", scores, PLAN, confidence=0.9, bounds=[noted(bound) for bound in bounds], attacks=attacks)
         assert asked == pytest.approx([1 - 0.1 / (2 * attacks * len(bounds))] * 4 * len(bounds))  # for what is, and what could be shown
         asked.clear()
+
+
+def test_a_federated_plan_promises_what_is_accounted():
+    clients = sartor.Budgets.from_groups([(1.0, 60), (4.0, 40)], delta=1e-3)
+    plan = federated.plan(clients, rounds=3, per_round=20, accountant="rdp")
+    scores = {0: normal(0.1), 1: normal(9, 2_000)}
+    told = findings("canary", scores, plan, bounds=AS_PLANNED, seed=1)
+    same = findings("canary", scores, plan.accounted, bounds=AS_PLANNED, seed=1)
+    assert told.to_json(sensitive=True) == same.to_json(sensitive=True)
+    assert told.verdict == "refuted"
+
+
+def test_the_advice_is_of_what_may_help():
+    few = {1: normal(9, 20)}
+    assert "More canaries may" in findings("canary", few, PLAN).sentence()
+    assert "The attack canary may" in findings("lira", few, PLAN).sentence()
 
 
 def test_bounds_come_from_the_scores_that_may_be_counted():

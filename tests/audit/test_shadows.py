@@ -276,7 +276,7 @@ def others() -> dict[str, dict]:
 @pytest.mark.parametrize("what", sorted(others()))
 def test_a_folder_of_other_shadow_models_is_refused(tmp_path, what):
     made(folder=tmp_path / "kept", models=2)
-    with pytest.raises(SartorError, match="with another"):
+    with pytest.raises(SartorError, match=r"with (an)?other"):
         made(folder=tmp_path / "kept", models=2, **others()[what])
     made(folder=tmp_path / "kept", models=2)
 
@@ -420,7 +420,7 @@ def test_signals_of_records_that_were_other_peoples_are_refused(tmp_path):
     twice = TensorDataset(*(tensor.repeat_interleave(2, 0) for tensor in records().tensors))
     plan = sartor.plan(people(), steps=2, batch=20, clip=0.05, accountant="rdp", ownership=one)
     made(plan=plan, dataset=twice, ownership=one, models=2, folder=tmp_path / "kept")
-    with pytest.raises(SartorError, match="with another"):
+    with pytest.raises(SartorError, match=r"with (an)?other"):
         made(plan=plan, dataset=twice, ownership=other, models=2, folder=tmp_path / "kept")
 
 

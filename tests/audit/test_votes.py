@@ -120,3 +120,10 @@ def test_who_is_attacked_has_the_delta_of_the_group_as_well():
     for group, delta in enumerate(plan.delta):
         first = int(np.flatnonzero(budgets.delta == delta)[0])
         assert teachers_of(plan, budgets, group, seed=3).tolist() == np.unique(placed.of_row[placed.rows == first]).tolist()
+
+
+def test_budgets_of_another_plan_are_refused():
+    people = sartor.Budgets.from_groups([(1.0, 60), (4.0, 40)], delta=1e-3)
+    others = sartor.Budgets.from_groups([(1.0, 50), (4.0, 50)], delta=1e-3)
+    with pytest.raises(SartorError, match="of other sizes"):
+        vote_attack(pate.plan(people, "weight", teachers=20), others, repetitions=2, queries=5)

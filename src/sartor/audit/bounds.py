@@ -14,6 +14,7 @@ Breaks if: scores of different members are dependent, as those of records of one
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,9 +37,9 @@ _BISECTIONS = 40
 
 def check_statement(delta: float, confidence: float) -> None:
     """Refuse a delta or a confidence with which nothing can be stated."""
-    if not 0 <= delta < 1:
+    if not (isinstance(delta, Real) and 0 <= delta < 1):
         raise SartorError(f"a delta lies between 0 and 1, not at {delta}.")
-    if not 0 < confidence < 1 - SUREST:
+    if not (isinstance(confidence, Real) and 0 < confidence < 1 - SUREST):
         raise SartorError(f"a confidence lies between 0 and 1 - {SUREST:g}, not at {confidence}.")
 
 

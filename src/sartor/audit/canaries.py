@@ -324,6 +324,8 @@ def canary_attack(
         finally:
             unwrap(model, stepper)
 
+    if isinstance(make_model, nn.Module) or not callable(make_model):
+        raise SartorError("canaries need a new model for every run: give a function that makes one, such as lambda: MyModel().")
     with torch.random.fork_rng(devices=[]):
         return spread_over_runs(run, everybody, _sizes(make_model()), seed)
 

@@ -13,7 +13,7 @@ Breaks if: see `canaries`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,8 @@ def client_attack(
     >>> client_attack({"weight": np.zeros((30, 10))}, budgets, federated.plan(budgets, rounds=3, per_round=20), canaries=50)
     Found(50 canaries in 2 groups)
     """
+    if not isinstance(model, Mapping):
+        raise SartorError("the model of rounds is a mapping from names to arrays.")
     sizes = [array.size for array in _floating(model, model)]
     if not sizes:
         raise SartorError("the model has no floating-point array, so there is nothing that canaries could move.")

@@ -32,8 +32,8 @@ class Scores:
     def __post_init__(self) -> None:
         for name in ("inside", "outside"):
             try:
-                values = np.asarray(getattr(self, name), float)
-            except (TypeError, ValueError):
+                values = np.asarray(getattr(self, name)).astype(float, casting="same_kind")
+            except (TypeError, ValueError, RuntimeError):
                 raise SartorError("scores are plain numbers: high ones say that somebody took part.") from None
             if values.ndim != 1:
                 raise SartorError(f"scores come as one number for each member, not as an array of shape {values.shape}.")

@@ -72,11 +72,11 @@ class ShadowFolder:
             secret, known = bytes.fromhex(document["secret"]), dict(document["of"])
         except (KeyError, TypeError, ValueError):
             raise SartorError(f"{index} cannot be read: remove the folder, and the shadow models are trained again.") from None
-        other = next((name for name in {**known, **of} if known.get(name) != of.get(name)), None)
+        names = sorted({**known, **of}, key="seed".__ne__)  # budgets and coins may follow from a seed
+        other = next((name for name in names if known.get(name) != of.get(name)), None)
         if other is not None:
-            raise SartorError(
-                f"{self.path} holds signals of shadow models of which the {other} was another: give another folder, or remove this one."
-            )
+            which = f"other {other}" if other.endswith("s") else f"another {other}"
+            raise SartorError(f"{self.path} holds signals of shadow models with {which}: give another folder, or remove this one.")
         return secret
 
     def found(self, number: int) -> Arrays | None:

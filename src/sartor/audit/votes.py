@@ -64,6 +64,8 @@ def vote_attack(
     """
     if min(repetitions, queries) < 1:
         raise SartorError("an attack on votes needs a repetition and a query at least.")
+    if not np.array_equal(np.bincount(plan.groups_of(budgets), minlength=len(plan)), plan.holders):
+        raise SartorError("these are not the budgets that the plan was made for: its groups are of other sizes.")
     accountant, found = _Remembering(), {}
     for group in range(len(plan)):
         worlds = _Worlds.of(plan, teachers_of(plan, budgets, group, seed, ownership), group, queries)

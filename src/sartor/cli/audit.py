@@ -72,7 +72,7 @@ def audit(
             raise SartorError("--page draws ROC curves, which replay has none of.")
         _check_page(page, run, *subject.inputs)
     if cache is not None:
-        _check_apart("--cache", cache, run)
+        _check_apart("--cache", cache, run, *subject.inputs)
     found: Findings | Replayed
     with as_ctrl_c() as signals:
         try:
@@ -128,18 +128,19 @@ def _check_page(page: str, run: str, *inputs: str | None) -> None:
     if not page:
         raise SartorError("--page is empty: give the name of a file.")
     refuse_inputs(page, run, *inputs)
-    _check_apart("--page", page, run)
+    _check_apart("--page", page, run, *inputs)
     folder = os.path.dirname(os.path.abspath(page))
     if os.path.isdir(page) or not os.access(folder, os.W_OK):
         raise SartorError(f"--page {page} is no file that can be written: give one in a folder that is there and that you may write to.")
 
 
-def _check_apart(option: str, path: str, run: str) -> None:
-    """Refuse to write among the files of a run."""
+def _check_apart(option: str, path: str, *read: str | None) -> None:
+    """Refuse to write among the files of a run, or into a folder of its data."""
     from sartor.pate.folder import lies_in
 
-    if os.path.isdir(run) and lies_in(path, run):
-        raise SartorError(f"{option} {path} lies in the folder of the run, which an audit leaves as it is: write elsewhere.")
+    for folder in read:
+        if folder is not None and os.path.isdir(folder) and lies_in(path, folder):
+            raise SartorError(f"{option} {path} lies in {folder}, which an audit leaves as it is: write elsewhere.")
 
 
 def _table(found: Findings | Replayed) -> Table:
