@@ -2,6 +2,7 @@
 
     python benchmarks/audit_results.py --out docs/results/audit_runs.jsonl     # three minutes
     python benchmarks/audit_results.py --tables docs/results/audit_runs.jsonl
+    python benchmarks/audit_results.py --ordered                               # one run at epsilon 2, 8 and 32
 
 Steps are those of the bundled digits, 1,437 holders at epsilon 1, 2 and 3. Breaks are those of tests/mutants, one that attacks see and one
 that replay sees.
@@ -32,6 +33,7 @@ from sartor.audit.findings import REPEATED, Findings, findings
 from sartor.audit.replay import Replayed, replay
 from sartor.audit.replay_ensemble import replay_ensemble
 from sartor.audit.replay_rounds import replay_rounds
+from sartor.audit.replay_votes import replay_votes
 from sartor.audit.votes import vote_attack
 from sartor.data import load
 from sartor.models import build
@@ -57,8 +59,13 @@ STEPS: dict[str, dict[str, Any]] = {
     "equal, ladder": LADDER,
     "scale, Rényi filter": {**LADDER, "filter": "renyi", "accountant": "rdp"},
 }
-VARIANTS = ("standard", "upsample", "weight", "vanish")
-ROUNDS = {"sample": None, "scale": None, "scale, adaptive clip": federated.AdaptiveClip(noise=5.0)}
+AGGREGATORS: dict[str, pate.GNMax] = {
+    "": pate.GNMax(noise=15),
+    "confident": pate.Confident(noise=15, threshold=5, threshold_noise=20),
+    "interactive": pate.Interactive(noise=15, threshold=5, threshold_noise=20),
+}
+VARIANTS = ("standard", "upsample", "weight", "vanish", "weight, confident", "vanish, confident", "weight, interactive")
+ROUNDS = {"uniform": None, "sample": None, "scale": None, "hybrid": None, "scale, adaptive clip": federated.AdaptiveClip(noise=5.0)}
 
 Audit = tuple[Callable[[], Findings], Callable[[], Replayed]]
 
@@ -72,7 +79,7 @@ def of_steps(name: str) -> Audit:
 
     def canaries() -> Findings:
         found = canary_attack(make, data.train, people, plan, canaries=CANARIES, seed=SEED, lr=0.5, check=False)
-        return findings("canary", found.white_box, plan, bounds=found.bounds)
+        return findings("canary", found.white_box, plan, bounds=found.bounds, seed=SEED)
 
     def train(records: Any, seed: int) -> Any:
         fitter = fit_members if plan.scheme == "adapdp" else sartor.fit
@@ -85,13 +92,18 @@ def of_votes(variant: str) -> Audit:
     """Neighbours of an ensemble, and its replay with teachers that are taught again."""
     data = load("digits")
     people = sartor.Budgets.from_shares(EPSILONS, (0.4, 0.3, 0.3), holders=len(data.train), delta=DELTA, seed=SEED)
-    plan = pate.plan(people, variant, teachers=60, aggregator=pate.GNMax(noise=15))
+    scheme, _, aggregator = variant.partition(", ")
+    plan = pate.plan(people, scheme, teachers=60, aggregator=AGGREGATORS[aggregator])
     teachers = pate.EstimatorTeachers(KNeighborsClassifier(1), workers=1, seed=SEED, progress=False)
 
     def neighbours() -> Findings:
         scores = vote_attack(plan, people, repetitions=CANARIES // 6, queries=400, seed=SEED)
-        return findings("canary", scores, plan, bounds=REPEATED)
+        return findings("canary", scores, plan, bounds=REPEATED, seed=SEED)
 
+    if aggregator == "interactive":  # a student of its own, which has seen nothing
+        draw = np.random.default_rng(SEED)
+        votes, student = draw.integers(data.classes, size=(100, plan.teachers)), draw.dirichlet(np.full(data.classes, 0.1), 100)
+        return neighbours, lambda: replay_votes(plan, votes, data.classes, student=student, seed=SEED)
     queries = data.test.tensors[0][:100]
     return neighbours, lambda: replay_ensemble(teachers, data.train, queries, data.classes, people, plan, holders=3, seed=SEED)
 
@@ -99,13 +111,14 @@ def of_votes(variant: str) -> Audit:
 def of_rounds(name: str) -> Audit:
     """Canary clients, and a replay of rounds in which updates are far longer than any clip."""
     people = sartor.Budgets.from_shares(EPSILONS, (0.4, 0.3, 0.3), holders=300, delta=DELTA, seed=SEED)
-    plan = federated.plan(people, name.partition(",")[0], rounds=20, per_round=60, adaptive=ROUNDS[name])
+    mix = {"mix": 0.5} if name == "hybrid" else {}
+    plan = federated.plan(people, name.partition(",")[0], rounds=20, per_round=60, adaptive=ROUNDS[name], **mix)
     model = {"weight": np.zeros((64, 256), np.float32), "bias": np.zeros(256, np.float32)}
     long = torch.utils.data.TensorDataset(torch.from_numpy(np.random.default_rng(SEED).standard_normal((300, 256))))
 
     def canaries() -> Findings:
         found = client_attack(model, people, plan, canaries=CANARIES // 2, seed=SEED)
-        return findings("canary", found.white_box, plan.accounted, bounds=found.bounds)
+        return findings("canary", found.white_box, plan, bounds=found.bounds, seed=SEED)
 
     def answer(records: Any, client: int, model: Any, number: int) -> Any:
         return {name: part + 30 * records.tensors[0][client].numpy() for name, part in model.items()}
@@ -141,6 +154,17 @@ def _with(mutant: str | None, look: Callable[[], Any]) -> Any:
         return look()
 
 
+def ordered(scheme: str) -> str:
+    """Lower bounds of one run of SGD in which a third of the holders each allow epsilon 2, 8 and 32, as a line of a table."""
+    data = load("digits")
+    people = sartor.Budgets.from_shares((2.0, 8.0, 32.0), (1 / 3, 1 / 3, 1 / 3), holders=len(data.train), delta=DELTA, seed=SEED)
+    plan = sartor.plan(people, scheme, steps=60, batch=150, **STEPS[scheme])
+    make = partial(build, "digits-cnn", shape=data.shape, classes=data.classes)
+    found = canary_attack(make, data.train, people, plan, canaries=CANARIES, seed=SEED, lr=0.5, check=False)
+    rows = findings("canary", found.white_box, plan, bounds=found.bounds, seed=SEED).rows
+    return f"| {scheme} | {' | '.join(f'{row.lower_bound:.2f}' for row in rows)} |"
+
+
 def tables(runs: list[dict[str, Any]]) -> str:
     """All runs as Markdown."""
     heads = ["", "scheme", "bounds at 1 / 2 / 3", "attack", "replay, largest move", "broken: bounds", "attack", "replay"]
@@ -160,9 +184,13 @@ def main() -> None:
     parser.add_argument("--only", choices=KINDS, action="append")
     parser.add_argument("--out", type=Path, help="a file to which a line is added for each scheme")
     parser.add_argument("--tables", type=Path, help="a file of audits, of which the table is made without attacking anything")
+    parser.add_argument("--ordered", action="store_true", help="one run at epsilon 2, 8 and 32 by some schemes, and nothing else")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if asked.ordered:
+        print("\n".join(["| scheme | 2 | 8 | 32 |", "| --- | --- | --- | --- |", *map(ordered, ("scale", "sample", "hybrid"))]))
+        return
     runs = [] if asked.tables is None else [json.loads(line) for line in asked.tables.read_text().splitlines()]
     for kind in (asked.only or KINDS) if asked.tables is None else ():
         for name in KINDS[kind][1]:

@@ -33,13 +33,17 @@ def looked(kind: str, name: str) -> tuple[str, str, bool, float]:
     return f"{kind}: {name}" if kind == "sound" else name, by, right, time.perf_counter() - begin
 
 
-def main() -> int:
-    """Look at everything; the exit code."""
+def main(names: list[str]) -> int:
+    """Look at everything, or at the mutants of these names and at what catches them; the exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core for each process
     from mutants import MUTANTS, catchers
     from sartor.layout import Table
 
-    work = [("sound", catcher.name) for catcher in catchers(list(MUTANTS.values()))] + [("mutant", name) for name in MUTANTS]
+    if unknown := sorted(set(names) - set(MUTANTS)):
+        print(f"there is no mutant {unknown[0]}; there are {', '.join(MUTANTS)}.", file=sys.stderr)
+        return 2
+    chosen = {name: MUTANTS[name] for name in names or MUTANTS}
+    work = [("sound", catcher.name) for catcher in catchers(list(chosen.values()))] + [("mutant", name) for name in chosen]
     begin, rows, wrong = time.perf_counter(), [], []
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         for (kind, _), (what, by, right, seconds) in zip(work, pool.map(looked, *zip(*work, strict=True)), strict=True):
@@ -48,9 +52,9 @@ def main() -> int:
             if not right:
                 wrong.append(what)
     print(Table(["mutant", "caught by", "seconds"], rows, left=2))
-    kinds = {kind: sum(mutant.kind == kind for mutant in MUTANTS.values()) for kind in ("attack", "replay", "test")}
+    kinds = {kind: sum(mutant.kind == kind for mutant in chosen.values()) for kind in ("attack", "replay", "test")}
     alone = ", ".join(f"{count} by {'an ' if kind == 'attack' else 'a '}{kind} alone" for kind, count in kinds.items())
-    print(f"\n{len(MUTANTS)} mutants ({alone}), in {time.perf_counter() - begin:.0f} seconds.")
+    print(f"\n{len(chosen)} mutants ({alone}), in {time.perf_counter() - begin:.0f} seconds.")
     for what in wrong:
         print(f"{what} was seen." if what.startswith("sound: ") else f"{what} escaped.", file=sys.stderr)
     return 1 if wrong else 0
