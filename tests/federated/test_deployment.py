@@ -209,8 +209,8 @@ def test_a_run_that_the_server_refuses_ends_with_another_code_than_0(tmp_path_fa
 @pytest.mark.long
 def test_a_simulation_that_the_server_refuses_ends_with_another_code_than_0(tmp_path: Path):
     pytest.importorskip("ray", reason="ray is not installed: pip install 'sartor[federated]'")
-    more = "from dataclasses import replace; import sartor.cli.federate as f; checked = f._checked; f._WAIT = 1.0; "
-    more += "f._checked = lambda *asked: [part if i != 1 else replace(part, min_clients=9) for i, part in enumerate(checked(*asked))]"
+    more = "from dataclasses import replace; import sartor.cli.federate as f; checked = f.checked; f._WAIT = 1.0; "
+    more += "f.checked = lambda *asked: [part if i != 1 else replace(part, min_clients=9) for i, part in enumerate(checked(*asked))]"
     command = ["federate", "--clients", "4", "--per-round", "2", "--rounds", "1", "--scheme", "none", "--json"]
     code = f"import sys; {more}; from sartor.cli import main; main(sys.argv[1:])"
     done = subprocess.run(
