@@ -178,14 +178,14 @@ def _uses_us(name: str, modules: int) -> bool:
 
 def _is_ours(value: Any) -> bool:
     """Code and objects of this library, which are what is looked at and not what it is told; but for data and networks."""
-    if isinstance(value, nn.Module) or (not isinstance(value, type) and type(value).__module__.startswith(_OF_RECORDS)):
+    if isinstance(value, nn.Module) or (not isinstance(value, type) and str(_asked(type(value), "__module__")).startswith(_OF_RECORDS)):
         return False
     if isinstance(value, types.ModuleType):
         name = value.__name__
     elif isinstance(value, types.FunctionType):
         name = str(value.__globals__.get("__name__", ""))
     else:
-        name = value.__module__ if isinstance(value, type) else type(value).__module__
+        name = str(_asked(value if isinstance(value, type) else type(value), "__module__"))
     return name.partition(".")[0] == _OWN
 
 
