@@ -77,6 +77,8 @@ def main(arguments: list[str] | None = None) -> None:
             stream.reconfigure(errors="replace")  # a terminal without a letter shows another instead
     try:
         code = app(arguments, standalone_mode=False)
+        if code == 1 and {"--show-completion", "--install-completion"} & set(sys.argv[1:] if arguments is None else arguments):
+            code = 2  # a shell that Typer does not know
     except SartorError as error:
         say(f"error: {error}")
         code = 2
