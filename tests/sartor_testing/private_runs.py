@@ -187,7 +187,7 @@ def stopped_at(step: int, folder, *, resume=False, **settings) -> None:
             raise Stopped
 
     with pytest.raises(Stopped):
-        fitted(checkpoints=sartor.Checkpoints(folder, 2, resume), callbacks=[*settings.pop("callbacks", ()), stop], **settings)
+        fitted(checkpoints=sartor.Checkpoints(folder, every=2, resume=resume), callbacks=[*settings.pop("callbacks", ()), stop], **settings)
 
 
 def resumes_to_the_same_end(folder, step: int = 5, between=lambda: None, **settings) -> bool:

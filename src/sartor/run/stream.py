@@ -63,7 +63,9 @@ class Stream:
             SartorError: if this process was forked from the one that made it.
         """
         if os.getpid() != self._process:
-            raise SartorError("this stream is another process's, and both would draw the same noise; make the run in the process that runs it.")
+            raise SartorError(
+                "this stream is another process's, and both would draw the same noise; make the run in the process that runs it."
+            )
 
     def take(self) -> None:
         """Give this stream to a run; a second run with the same noise would show the difference of the two bare.
@@ -132,6 +134,11 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"Stream({'seeded: not private' if self.seeded else 'keyed by the operating system'})"
+
+
+def keyed(key: bytes) -> np.random.Generator:
+    """A generator by a key of 16 bytes that outlives its process, as that of a round's inclusion coins does; as secret as the key."""
+    return np.random.Generator(AESCounter(key=int.from_bytes(key, "little")))
 
 
 def _key_of(words: bytes) -> bytes:
