@@ -6,13 +6,13 @@
 
 Guarantee (charge ahead, never repeat): every step that was ever drawn is charged before its coins, published or not, and is drawn once.
 Proof: `write` has "charged up to step c" on the disk before it returns, and only then may a step below c be drawn. It is exclusive: the
-    folder is locked, and the journal that is replaced must be, byte for byte, the one that this process read or wrote last. Whoever goes on
-    begins at c, with keys of its own, so no index is drawn twice and no noise is used twice. All steps, the lost ones included, are one
+    folder is locked, and the journal that is replaced must be, byte for byte, the one that this process read or wrote last. Whoever goes
+    on begins at c, with keys of its own, so no index is drawn twice and no noise is used twice. All steps, the lost ones included, are one
     adaptive composition with independent coins: what trained them may have been other code, and any rule may say where a start ends.
     The checkpoint is on the disk under a name of its own before the journal names it, so a kill leaves this one or the one before.
-Breaks if: the folder is copied or put back as a whole: k copies that go on are k runs of the same steps, and epsilon grows as the root of k.
-    A single file that is put back is noticed: a journal names a checkpoint that is there no longer. Crashes that follow from data without
-    noise tell about one bit each, so restarts after a crash are counted and limited.
+Breaks if: the folder is copied or put back as a whole: k copies that go on are k runs of the same steps, and epsilon grows like the root
+    of k. A single file that is put back is noticed: a journal names a checkpoint that is there no longer. Crashes that follow from data
+    without noise tell about one bit each, so restarts after a crash are counted and limited.
 """
 
 from __future__ import annotations
@@ -84,16 +84,19 @@ class Journal:
             SartorError: if a run began there, or another process works there.
         """
         root = Path(folder)
+        refuse_begun(root)
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise SartorError(f"{root} cannot be made: {error.strerror}.") from None
         close_folder(root)
-        held = _locked(root)
-        if is_begun(root):
-            held.close()
-            raise SartorError(_BEGUN.format(root))
-        return cls(root, held)
+        journal = cls(root, _locked(root))
+        try:
+            refuse_begun(root)  # again, as nobody else can begin here now
+        except SartorError:
+            journal.close()
+            raise
+        return journal
 
     @classmethod
     def resume(cls, folder: str | os.PathLike[str]) -> Journal:
@@ -211,6 +214,12 @@ def is_begun(folder: str | os.PathLike[str]) -> bool:
     root = Path(folder)
     names = [path.name for path in root.iterdir()] if root.is_dir() else []
     return any(name == _JOURNAL or (_OURS.fullmatch(name) and name[0] != "." and not name.startswith("00000001")) for name in names)
+
+
+def refuse_begun(folder: str | os.PathLike[str]) -> None:
+    """Refuse to begin a run where another one began."""
+    if is_begun(folder):
+        raise SartorError(_BEGUN.format(os.fspath(folder)))
 
 
 def remove(folder: str | os.PathLike[str]) -> None:

@@ -2,9 +2,9 @@
 
 A checkpoint is one safetensors file: model, optimizer, scheduler, position, and where norms are tracked everybody's units and rungs. It
 holds no key of noise or of a step's coins; of a round under way it holds the key of the inclusion coins, which are tossed once. Whoever
-resumes goes on at the step up to which everybody is charged, with fresh keys (`sartor.run.journal` has the guarantee and its proof), so code,
-loss, learning rate, optimizer settings, versions, kernels and workers may differ. Compared are the plan, the people in each group, how norms
-are tracked, and, where places alone bind a budget to a person, the records.
+resumes goes on at the step up to which everybody is charged, with fresh keys (`sartor.run.journal` has the guarantee and its proof), so
+code, loss, learning rate, optimizer settings, versions, kernels and workers may differ. Compared are the plan, the people in each group,
+how norms are tracked, and, where places alone bind a budget to a person, the records.
 """
 
 from __future__ import annotations

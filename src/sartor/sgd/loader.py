@@ -31,7 +31,7 @@ from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.options import Checkpoints
 from sartor.sgd.pieces import Draws, Piece
 from sartor.sgd.randomness import forked, reseed
-from sartor.sgd.run import OutOfTurn, Run
+from sartor.sgd.run import NotFinite, OutOfTurn, Run
 
 Collate = Callable[[list[Any]], Any]
 
@@ -76,10 +76,10 @@ class PrivateLoader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._signals.close()
-        if kind is None or issubclass(kind, KeyboardInterrupt):
-            self.close()
-        elif self._keeper is not None:
-            self._keeper.let_go()
+        if kind is None or issubclass(kind, KeyboardInterrupt | NotFinite):
+            self.close(over=kind is NotFinite)
+        else:
+            self.let_go()
 
     def checkpoint(
         self,
@@ -99,7 +99,7 @@ class PrivateLoader:
             scheduler: Of learning rates, kept beside the optimizer.
             seconds: About how long a block of steps takes; a crash costs the rest of one.
             every: Steps of a block, instead of seconds.
-            resume: Take up the run in the folder: model, optimizer and scheduler are put where they were, and steps count on from the charge.
+            resume: Take up the run in the folder: put model, optimizer and scheduler where they were, and count on from the charge.
             restarts: How often a run may be taken up after it did not end in order.
             public: What else to keep with each checkpoint, made from public facts, as plain values.
 
@@ -215,9 +215,9 @@ class PrivateLoader:
         return self.draws.stretches.reading()
 
     def seconds_of_a_step(self) -> float | None:
-        """How long a step takes, by a stand-in: as many copies of the first record as a batch is expected to have; None if it cannot be tried.
+        """Time a step on copies of the first record, as many as a batch is expected to have; None if that cannot be tried.
 
-        Never by a batch that was drawn: when files are written would tell how large batches are.
+        Never on a batch that was drawn: when files are written would tell how large batches are.
         """
         engine, kept = self.run.engine, Kept(self.run.engine.model)
         rows = max(1, round(self.run.plan.batch))

@@ -20,7 +20,6 @@ from sartor.run.account import RunAccount
 from sartor.run.sealed import digest
 from sartor.sgd.run import Run
 
-
 _OURS = "sartor"
 
 

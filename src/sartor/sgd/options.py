@@ -46,10 +46,10 @@ class Evaluation:
 class Checkpoints:
     """Where a run is charged ahead and kept, to go on after a stop.
 
-    Before a block of steps is drawn, `folder` says on the disk that everybody has paid for it, beside the model that it goes on from. What a
-    crash costs is the rest of a block. Blocks take about `seconds`, or have `every` steps; the first after any start has 10 at most.
-    `resume` takes up the run in the folder, and gives the end again of one that is over. A run may be taken up `restarts` times after it did
-    not end in order: a crash that follows from people's records tells about one bit.
+    Before a block of steps is drawn, `folder` says on the disk that everybody has paid for it, beside the model that it goes on from. A
+    crash costs the rest of a block. Blocks take about `seconds`, or have `every` steps; the first after any start has 10 at most.
+    `resume` takes up the run in the folder, and gives the end again of one that is over. A run may be taken up `restarts` times after it
+    did not end in order: a crash that follows from people's records tells about one bit.
 
     >>> Checkpoints("run/checkpoint", seconds=60, resume=True).restarts
     20

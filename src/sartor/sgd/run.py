@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np

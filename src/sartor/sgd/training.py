@@ -23,7 +23,7 @@ from sartor.plans import Plan
 from sartor.plans.published import REFUSED, Published
 from sartor.progress import bar
 from sartor.run.account import RunAccount
-from sartor.run.journal import Journal, is_begun
+from sartor.run.journal import refuse_begun
 from sartor.sgd.interrupt import between_steps
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.loss import Loss
@@ -37,8 +37,8 @@ from sartor.sgd.run import NotFinite
 _IGNORED = -100  # a target that says nothing, as in torch
 _EVALUATED = 1024
 _NAN = (
-    "after step {} the model gives no numbers for public records (NaN), so the run ends. The steps taken stay charged: start a new run with "
-    "a smaller learning rate and the remaining budget."
+    "after step {} the model gives no numbers for public records (NaN), so the run ends. The steps taken stay charged: start a new run "
+    "with a smaller learning rate and the remaining budget."
 )
 
 
@@ -124,8 +124,8 @@ def fit(
     if not isinstance(budgets, Budgets) or not isinstance(plan, Plan):
         raise SartorError("fit takes model, dataset, budgets and plan, in this order: sartor.Budgets, and what sartor.plan makes of them.")
     checks, how, start = evaluation or Evaluation(), execution or Execution(), time.perf_counter()
-    if checkpoints is not None and not checkpoints.resume and is_begun(checkpoints.folder):
-        Journal.begin(checkpoints.folder)  # refused before anything else is looked at
+    if checkpoints is not None and not checkpoints.resume:
+        refuse_begun(checkpoints.folder)
     refuse_protected(checks.public, dataset, budgets, ownership)
     if seed is not None and not (checkpoints is not None and checkpoints.resume):
         torch.manual_seed(seed)
@@ -192,7 +192,7 @@ def fit(
         raise
     except NotFinite as stop:
         loader.close(over=True, ended=str(stop))
-        raise
+        raise NotFinite(str(stop), private.account()) from None
     except BaseException:
         loader.let_go()
         raise
