@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sartor.errors import SartorError
 from sartor.ownership import Ownership
 from sartor.plans import Plan
 from sartor.run.sampling import PoissonSampler
@@ -24,6 +25,8 @@ from sartor.sgd.gradients import Owners
 from sartor.sgd.stretches import Stretches
 
 Places = NDArray[np.int64]
+
+_LEAST = 1e-15  # squares of gradients much shorter than this are lost in float32, so they would pass unclipped
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +72,10 @@ class Draws:
     stretches: Stretches | None = None
     witness: Witness | None = None
     """Who looked on when the run was made, in whatever thread it is run."""
+
+    def __post_init__(self) -> None:
+        if self.plan.clips.min() < _LEAST:
+            raise SartorError(f"gradients cannot be clipped at less than {_LEAST:g}: give a larger clip, and a smaller learning rate.")
 
     @property
     def owned(self) -> str | None:
