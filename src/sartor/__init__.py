@@ -9,10 +9,10 @@ True
 
 from __future__ import annotations
 
-import importlib.util
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as in `typing`, which takes a while to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from sartor.budgets import Budgets, Policy
     from sartor.errors import (
         AllDrawn,
@@ -40,7 +40,9 @@ _HOMES = ("errors", "budgets", "exposure", "ownership", "plans", "sgd")  # the l
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: the command line can be stopped quietly while it starts, and starts at once."""
+    """Import what is asked for when it is asked for: the command line starts at once, and can be stopped quietly while it starts."""
+    import importlib.util
+
     if name in __all__:
         for home in _HOMES:
             module = importlib.import_module(f"sartor.{home}")

@@ -6,9 +6,6 @@ Whoever stops it before it has begun ends it without a word, and no failure to b
 import os
 import signal
 import sys
-import traceback
-
-from sartor.errors import warned
 
 
 def main() -> None:
@@ -24,9 +21,13 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Warning as warning:
+        from sartor.errors import warned
+
         print(f"error: {warned(warning)}.", file=sys.stderr)
         sys.exit(2)
     except Exception:
+        import traceback
+
         traceback.print_exc()
         sys.exit(70)
 
