@@ -13,9 +13,11 @@ import pytest
 
 import sartor
 from sartor import pate
+from sartor.documents import parse_json, read_json, read_toml
 from sartor.errors import SartorError
 from sartor.pate.folder import EnsembleFolder
 
+DEEP = "[" * 200_000 + "]" * 200_000
 LARGE_DELTAS = ["--epsilon=1,2", "--share=.5,.5", "--holders=100", "--delta=0.5", "--steps=10", "--batch=5"]
 KILLED = """
 import os, signal, sys
@@ -29,6 +31,19 @@ def dying(path, content, *, new=False):
 charges.write_private = dying
 EnsembleFolder(sys.argv[1]).aggregate()
 """
+
+
+@pytest.mark.parametrize(("read", "content"), [(read_json, DEEP), (read_toml, f"a = {DEEP}")])
+def test_a_document_that_is_nested_too_deeply_is_told_in_one_sentence(tmp_path, read, content):
+    (tmp_path / "deep").write_text(content)
+    with pytest.raises(SartorError, match="nested too deeply"):
+        read(tmp_path / "deep", "the plan")
+
+
+@pytest.mark.parametrize("content", [DEEP, DEEP.encode(), "{", b"\xff"])
+def test_whatever_is_no_json_is_a_value_error(content):
+    with pytest.raises(ValueError):
+        parse_json(content)
 
 
 def test_a_charge_that_a_kill_left_uncounted_is_counted_before_its_labels_are_read(tmp_path):

@@ -9,39 +9,47 @@ True
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from sartor.budgets import Budgets, Policy
-from sartor.errors import (
-    AllDrawn,
-    Infeasible,
-    InvalidBudget,
-    LargeDelta,
-    NoAccuracy,
-    NoNoise,
-    Overspent,
-    RarelyUsed,
-    SartorError,
-    SartorWarning,
-    Unsound,
-    Unspent,
-)
-from sartor.exposure import Composition, Exposure, Included, SampledGaussian, SampledRecords, exposure_from_json
-from sartor.ownership import Ownership
-from sartor.plans import Plan, plan, schemes
-
+TYPE_CHECKING = False  # as in `typing`, which takes a while to import
 if TYPE_CHECKING:
+    from typing import Any
+
+    from sartor.budgets import Budgets, Policy
+    from sartor.errors import (
+        AllDrawn,
+        Infeasible,
+        InvalidBudget,
+        LargeDelta,
+        NoAccuracy,
+        NoNoise,
+        Overspent,
+        RarelyUsed,
+        SartorError,
+        SartorWarning,
+        Unsound,
+        Unspent,
+    )
+    from sartor.exposure import Composition, Exposure, Included, SampledGaussian, SampledRecords, exposure_from_json
+    from sartor.ownership import Ownership
+    from sartor.plans import Plan, schemes
+    from sartor.plans.build import plan
     from sartor.sgd import Checkpoints, Evaluation, Execution, Tracking, fit, make_private
 
 __version__ = "0.1.0"
 
-_OF_TRAINING = ("Checkpoints", "Evaluation", "Execution", "Tracking", "fit", "make_private")  # need torch: imported when first asked for
+_HOMES = ("errors", "budgets", "exposure", "ownership", "plans", "sgd")  # the last needs torch
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OF_TRAINING:
-        return getattr(importlib.import_module("sartor.sgd"), name)
+    """Import what is asked for when it is asked for: the command line starts at once, and can be stopped quietly while it starts."""
+    import importlib.util
+
+    if name in __all__:
+        for home in _HOMES:
+            module = importlib.import_module(f"sartor.{home}")
+            if hasattr(module, name):
+                return globals().setdefault(name, getattr(module, name))
+    if not name.startswith("_") and importlib.util.find_spec(f"sartor.{name}") is not None:
+        return importlib.import_module(f"sartor.{name}")
     raise AttributeError(f"module 'sartor' has no attribute {name!r}")
 
 

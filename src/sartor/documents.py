@@ -20,7 +20,15 @@ def read_toml(path: str | os.PathLike[str], what: str, error: type[SartorError] 
 
 def read_json(path: str | os.PathLike[str], what: str, error: type[SartorError] = SartorError) -> Any:
     """A JSON file, likewise."""
-    return _read(path, what, "JSON", json.loads, error)
+    return _read(path, what, "JSON", parse_json, error)
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Parse JSON; what is nested too deeply for the parser is a `ValueError`, like everything else that is no JSON."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _read(path: str | os.PathLike[str], what: str, language: str, parse: Callable[[str], Any], error: type[SartorError]) -> Any:

@@ -53,3 +53,9 @@ class NoAccuracy(SartorWarning):
 
 class LargeDelta(SartorWarning):
     """A delta above one in the number of holders, which would allow to publish somebody's record outright."""
+
+
+def warned(warning: Warning) -> str:
+    """Say why a command ended where warnings are errors."""
+    told = " ".join(str(warning).split())
+    return f"a warning was turned into an error: start without -W error and PYTHONWARNINGS ({type(warning).__name__}: {told})"

@@ -16,6 +16,7 @@ from sartor.cli import main
 from sartor.individual.reserve import Reserve
 from sartor.report.folder import RunFolder
 from sartor.run.charges import Charges
+from sartor.sgd.optimizer import PrivateOptimizer
 
 SHORT = ["--dataset", "digits", "--steps", "24", "--batch", "64", "--refresh", "4"]
 
@@ -238,6 +239,18 @@ def test_a_seeded_run_releases_nothing(tmp_path):
     found = run("account", tmp_path / "run", "--release", "mean", "--epsilon", "0.1")
     assert found.exit_code == 2
     assert "not private" in " ".join(found.stderr.split())
+
+
+def test_a_reserve_that_cannot_be_read_stops_a_resumed_run_before_its_first_step(tmp_path, monkeypatch):
+    def interrupted(self, closure=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PrivateOptimizer, "step", interrupted)
+    given = ["train", *SHORT, "--individual", "estimate", "--reserve", "0.5", "--out", tmp_path / "run"]
+    assert run(*given).exit_code == 130
+    (tmp_path / "run/reserve/reserve.json").write_text("")
+    found = run("train", "--resume", "--out", tmp_path / "run")
+    assert (found.exit_code, "reserve.json is not JSON" in found.stderr) == (2, True)
 
 
 @pytest.mark.long

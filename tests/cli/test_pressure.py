@@ -10,6 +10,7 @@ import time
 import pytest
 
 from sartor.cli import main
+from sartor_testing.amount import most_are_long
 
 SMALL = ["--epsilon", "1,2", "--share", "0.5,0.5", "--holders", "1000", "--delta", "1e-5", "--steps", "200", "--batch", "10"]
 LONG = "a" * 5000
@@ -80,9 +81,34 @@ def test_an_output_that_nobody_reads_leaves_no_half_made_run(tmp_path):
     os.close(writing)
     os.close(reading)
     _, err = process.communicate(timeout=300)
-    assert process.returncode == 0
-    assert "Traceback" not in err
+    assert (process.returncode, err) == (2, "error: standard output cannot be written: nobody reads it any more.\n")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("end", [SystemExit(0), SystemExit(1), BrokenPipeError(32, "Broken pipe"), DeprecationWarning("old\nways")])
+def test_a_command_that_a_package_ends_has_neither_succeeded_nor_refuted_anything(capsys, monkeypatch, end):
+    def ended(*given, **settings):
+        raise end
+
+    monkeypatch.setattr("sartor.plan", ended)
+    code, _, err = run(capsys, "plan", *SMALL)
+    assert (code, err.count("\n"), "Traceback" in err) == (2, 1, False)
+
+
+def test_warnings_that_are_errors_end_with_one_sentence(tmp_path):
+    process = started("plan", *SMALL, stdout=subprocess.PIPE, env={**os.environ, "PYTHONWARNINGS": "error"})
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, out, err.count("\n")) == (2, "", 1)
+    assert "start without" in err
+
+
+@pytest.mark.parametrize("seconds", most_are_long([0.1, 0.2, 0.05, 0.3, 0.4], 2))
+def test_a_program_that_is_stopped_while_it_starts_ends_without_a_word(seconds):
+    process = started("plan", *SMALL, stdout=subprocess.PIPE)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, out, err.replace("stopped.\n", "")) == (130, "", "")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")

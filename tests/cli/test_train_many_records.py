@@ -356,7 +356,7 @@ def test_a_run_whose_id_column_has_changed_is_not_continued(run, file, interrupt
     settings = interrupted / "config.toml"
     settings.write_text(settings.read_text().replace('id_column = "person"', 'id_column = "other"'))
     code, _, err = run("train", "--resume", "--out", interrupted)
-    assert (code, "other holders than when this run began" in err) == (2, True)
+    assert (code, "config.toml or plan.json or budgets.npz beside it" in err) == (2, True)
     code, _, err = run("train", "--resume", "--out", interrupted, "--id-column", "person")
     assert (code, "leave out --id-column" in err) == (2, True)
     settings.write_bytes(before[settings])

@@ -125,6 +125,21 @@ def test_a_run_that_was_stopped_while_it_was_finished_is_finished_again(run, tmp
     assert not (folder / "checkpoint").exists()
 
 
+@pytest.mark.parametrize("name", ["plan.json", "config.toml"])
+def test_a_run_whose_plan_or_settings_were_edited_is_not_continued_nor_read(run, tmp_path, monkeypatch, name):
+    folder = tmp_path / "run"
+    stopped(run, monkeypatch, folder)
+    written = (folder / name).read_text()
+    (folder / name).write_text(written.replace("5", "6"))
+    for command in (("train", "--resume", "--out", folder), ("account", folder), ("audit", folder)):
+        code, out, err = run(*command)
+        assert (code, out, "changed since the run wrote it" in err) == (2, "", True)
+    (folder / name).write_text(written)
+    assert run("train", "--resume", "--out", folder)[0] == 0
+    (folder / name).write_text(written.replace("5", "6"))
+    assert run("account", folder)[0] == 2
+
+
 @pytest.mark.parametrize("change", ["an end", "no lock"])
 def test_nothing_is_written_where_another_run_may_have_ended(run, tmp_path, monkeypatch, change):
     folder, finish = tmp_path / "run", RunFolder.finish

@@ -38,18 +38,28 @@ def exact_norm(parts):
         return sqrt(sum(mpf(float(x)) ** 2 for part in parts for x in np.ravel(part)))
 
 
-@given(update=updates(), clip=st.floats(1e-12, 1e6))
+@given(update=updates(), clip=st.floats(1e-300, 1e6))
 @example(update=tuple(np.full(shape, 1e300) for shape in SHAPES), clip=1e-12)
+@example(update=tuple(np.full(shape, 1.7e195) for shape in SHAPES), clip=3.1e-124)
+@example(update=tuple(np.full(shape, 1.7) for shape in SHAPES), clip=1.1e-300)
 def test_no_clipped_update_is_longer_than_its_clip(update, clip):
     short, length = clipped(update, clip)
     assert exact_norm(short) <= clip
     exact = exact_norm(update)
     if exact < 1e300:
-        assert length == pytest.approx(float(exact), rel=1e-9)
+        assert length == pytest.approx(float(exact), rel=1e-9, abs=0)
     if exact < clip * (1 - 1e-8):
         assert all(np.array_equal(a, b) for a, b in zip(short, update, strict=True))
     elif exact > clip and exact < 1e300:  # it keeps its direction and loses no more than a billionth of what it may have
-        assert float(exact_norm(short)) == pytest.approx(clip, rel=1e-8)
+        assert float(exact_norm(short) / clip) == pytest.approx(1, rel=1e-8)
+
+
+@pytest.mark.parametrize("clip", [5e-324, 3.7e-322, 1.234e-310, 9.9e-301])
+@pytest.mark.parametrize("size", [5e-324, 1e-310, 1.0, 1e250])
+def test_no_update_is_longer_than_a_clip_that_has_few_digits(clip, size):
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        assert exact_norm(clipped([size * rng.standard_normal(shape) for shape in SHAPES], clip)[0]) <= clip
 
 
 def test_zero_updates_and_arrays_of_no_dimension_are_clipped_like_others():

@@ -1,5 +1,7 @@
 """The folder of a run: what is written comes back, and what is sensitive is for its owner alone."""
 
+import errno
+import os
 import stat
 import tomllib
 
@@ -12,6 +14,7 @@ import sartor
 from sartor.individual.readings import Reading
 from sartor.individual.reserve import Reserve
 from sartor.report.folder import RunFolder, to_toml
+from sartor.run.files import lock
 
 BUDGETS = sartor.Budgets([1.0, 2.0, 2.0], delta=1e-5, holders=["ann", "bob", "çi"], reserve=0.1)
 
@@ -29,8 +32,6 @@ def test_budgets_and_plan_come_back_as_they_were(tmp_path, plan):
 
 
 def test_sensitive_files_are_for_their_owner_whatever_the_umask(tmp_path, plan):
-    import os
-
     before = os.umask(0)
     try:
         RunFolder(tmp_path / "run").create({}, plan, BUDGETS)
@@ -50,6 +51,78 @@ def test_a_folder_without_checkpoint_or_with_broken_budgets_is_refused(tmp_path,
     (folder.path / "budgets.npz").write_bytes(b"broken")
     with pytest.raises(sartor.SartorError, match=r"budgets\.npz cannot be read"):
         folder.budgets()
+
+
+def with_another_digit(path):
+    """One byte of a file becomes another: of a text, a digit."""
+    content = bytearray(path.read_bytes())
+    place = next(place for place, byte in reversed(list(enumerate(content))) if chr(byte).isdecimal())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "plan.json", "plan-all.json", "budgets.npz"])
+@pytest.mark.parametrize("read", [RunFolder.config, RunFolder.plan, RunFolder.account])
+def test_a_folder_in_which_one_digit_was_changed_is_not_read(tmp_path, plan, name, read):
+    folder = RunFolder(tmp_path / "run")
+    folder.create({"steps": 5}, plan, BUDGETS)
+    folder.write_account({"private": True, "steps": 5})
+    read(folder)
+    with_another_digit(folder.path / name)
+    with pytest.raises(sartor.SartorError, match=f"changed since the run wrote it.*{name.split('.')[0]}|{name} was changed"):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "account.json"])
+def test_what_was_changed_is_noticed_in_a_copy_of_what_may_be_shown(tmp_path, plan, name):
+    with RunFolder(tmp_path / "run") as folder:
+        folder.create({}, plan, BUDGETS)
+        folder.write_account({"private": True, "steps": 5})
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for shown in ("plan.json", "account.json"):
+        (copy / shown).write_bytes((folder.path / shown).read_bytes())
+    assert RunFolder(copy).account()["steps"] == 5
+    with_another_digit(copy / name)
+    with pytest.raises(sartor.SartorError, match="was changed"):
+        RunFolder(copy).account()
+
+
+def test_what_a_kill_left_half_written_goes_when_the_folder_is_opened_to_write(tmp_path, plan):
+    with RunFolder(tmp_path / "run") as folder:
+        folder.create({}, plan, BUDGETS)
+    left = [folder.path / f".{name}.0123456789abcdef" for name in ("plan.json", "budgets.npz", "model.safetensors", "individual.npz")]
+    others = [folder.path / ".plan.json.mine"]
+    for path in left:
+        path.write_text("")
+    with RunFolder(tmp_path / "run") as folder:
+        folder.create({}, plan, BUDGETS)
+        assert not any(path.exists() for path in left)
+    others[0].write_text("")
+    left[0].write_text("")
+    with lock(folder.path), pytest.raises(sartor.SartorError, match="in use"):
+        RunFolder(folder.path)._hold()
+    assert left[0].exists()
+    RunFolder(folder.path)._hold()
+    assert (left[0].exists(), others[0].exists()) == (False, True)
+
+
+def test_readings_on_a_read_only_disk_are_said_to_be_that_and_not_broken(tmp_path, plan, monkeypatch):
+    folder = RunFolder(tmp_path / "run")
+    folder.create({"individual": "strict"}, plan, BUDGETS)
+    folder.write_reading(Reading("strict", 5, np.ones(3), np.ones(3)), np.ones(3), np.ones(3))
+    folder.close()
+    opened = os.open
+
+    def read_only(path, flags, *more, **options):
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return opened(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", read_only)
+    for read in (folder.reading, folder.classes, folder._hold):
+        with pytest.raises(sartor.SartorError, match="is not writable"):
+            read()
 
 
 @pytest.mark.parametrize("kind", ["estimate", "strict"])

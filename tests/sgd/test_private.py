@@ -305,6 +305,11 @@ def test_a_gradient_at_the_edge_of_floating_point_is_clipped(clip):
         assert float(total.norm()) <= plan.clips[plan.groups_of(SIX)[1]] * (1 + 1e-6)
 
 
+def test_a_clip_under_which_float32_loses_the_norms_is_refused():
+    with refused("a larger clip"):
+        private(plan=sartor.plan(people(), steps=2, batch=10, clip=1e-20, accountant="rdp"))
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf, 3e38])
 def test_a_record_that_is_not_finite_contributes_nothing_and_harms_nobody(broken):
     x, w = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.ones(6, 2)

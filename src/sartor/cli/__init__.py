@@ -19,7 +19,7 @@ import typer.core
 
 from sartor.cli import account, audit, demo, federate, pate, plan, train
 from sartor.cli.output import give_up_printing, say, shortened, show
-from sartor.errors import SartorError, SartorWarning
+from sartor.errors import SartorError, SartorWarning, warned
 
 # what a wrong option raises: typer's own where it has one, click's before
 _USAGE: type[Any] = getattr(typer, "TyperException", None) or importlib.import_module("click").ClickException
@@ -92,12 +92,14 @@ def main(arguments: list[str] | None = None) -> None:
     except (typer.Abort, KeyboardInterrupt):
         say("stopped.")
         code = 130
-    except BrokenPipeError:
-        code = 0
-    except SystemExit:  # of a help text that nobody reads to its end
-        code = 0
+    except SystemExit:  # of a package; or click's, where nobody reads a help text to its end
+        say("error: the command was ended before its work was done, by a package that it uses or because nobody reads its output.")
+        code = 2
     except MemoryError:
         say("error: this needs more memory than there is: ask for fewer holders, records or steps.")
+        code = 2
+    except Warning as warning:
+        say(f"error: {warned(warning)}.")
         code = 2
     except OSError as error:  # a disk that is full, a name that is too long, a file that went away
         where = shortened(str(error.filename)) + ": " if error.filename else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from sartor.numbers import from_json_number, several, to_json_number
 from sartor.plans.document import is_by_holder, read
 from sartor.plans.persons import ACCOUNTANT, COINS, check_records, entering, spent_by_person
 from sartor.plans.plan import Plan
+from sartor.report.seal import check
 
 _NO_PLAN = "this is not a plan: a number is missing, of the wrong type or out of range."
 
@@ -67,7 +69,10 @@ def account(
     if plan is not None:
         if any(value is not None for value in mechanism):
             raise SartorError("give either a plan or --rate, --noise-multiplier, --steps and --delta.")
-        document = read(os.path.join(plan, "plan.json") if os.path.isdir(plan) else plan)
+        if os.path.isdir(plan):
+            check(Path(plan))
+            plan = os.path.join(plan, "plan.json")
+        document = read(plan)
         if records is not None:
             _print_persons(_persons(document, steps, records), records, is_by_holder(document), json)
             return

@@ -18,7 +18,8 @@ from sartor.run.files import lead_nowhere, same
 def say(sentence: str) -> None:
     """A line for the person at the terminal, beside the result: one line, whatever names and values it repeats."""
     words = re.sub(r"\S{300,}", lambda word: shortened(word[0]), sentence)
-    print("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in words), file=sys.stderr)
+    with contextlib.suppress(OSError):  # there may be nobody to read it, which is no reason for another exit code
+        print("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in words), file=sys.stderr)
 
 
 def shortened(text: str) -> str:
@@ -49,18 +50,16 @@ def _no_reader() -> None:
 
 @contextmanager
 def _written() -> Iterator[None]:
-    """What is printed inside has left when this ends; an output that is full or closed is told, one that nobody reads any more ends all."""
+    """What is printed inside has left when this ends; an output that is full, closed or read by nobody any more ends the command."""
     if sys.stdout is None or sys.stdout.closed:
         raise SartorError("standard output is closed: give a file or a terminal to print to.")
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:
-        give_up_printing()
-        raise
     except OSError as error:
         give_up_printing()
-        raise SartorError(f"standard output cannot be written: {error.strerror}.") from None
+        why = "nobody reads it any more" if isinstance(error, BrokenPipeError) else error.strerror
+        raise SartorError(f"standard output cannot be written: {why}.") from None
 
 
 def give_up_printing() -> None:

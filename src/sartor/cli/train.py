@@ -71,6 +71,8 @@ def carried_out(job: Job, folder: RunFolder | None, resume: bool) -> Result:
     """Train, and leave in the folder what a run leaves there."""
     if folder is not None and not resume:  # last of all: whatever went wrong before has left no run behind
         folder.create(job.asked.to_document(job.recipe), job.plan, job.budgets)
+    if folder is not None:
+        folder.releases(job.plan)  # which the page will need: read now, so that no step is taken for a run that could not end
     result = _fitted(job, folder, resume)
     if folder is not None:
         _keep(job, folder, result)

@@ -5,7 +5,6 @@ Without a training part, the development part is trained on and the notes say so
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.utils.data import TensorDataset
 from sartor.data import words
 from sartor.data.dataset import Data, dataset
 from sartor.data.files import Folder, Layout, find, lines, reading
+from sartor.documents import parse_json
 from sartor.errors import SartorError
 
 LENGTH = 32
@@ -42,7 +42,7 @@ def read(folder: Folder = None) -> Data:
 
 def _pairs(path: Path) -> list[Pair]:
     if path.suffix == ".jsonl":
-        rows = [json.loads(line) for line in lines(path)]
+        rows = [parse_json(line) for line in lines(path)]
         return [(LABELS.index(row["gold_label"]), row["sentence1"], row["sentence2"]) for row in rows if row["gold_label"] != "-"]
     fields = [line.split("\t") for line in lines(path)]
     return [(int(label), premise, hypothesis) for label, premise, hypothesis in fields]

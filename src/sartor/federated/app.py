@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from sartor.documents import parse_json
 from sartor.errors import LargeDelta, NoNoise, RarelyUsed, SartorError
 from sartor.federated.flower import PrivateFedAvg, private
 from sartor.federated.plan import FederatedPlan
@@ -128,7 +129,7 @@ def run(
 def _earlier(path: Path, charged: int) -> list[dict[str, Any]]:
     """Accuracies that servers before this one measured, of models up to the one that it goes on from."""
     try:
-        found = json.loads(path.read_text())
+        found = parse_json(path.read_text())
         return [{"round": int(point["round"]), "accuracy": float(point["accuracy"])} for point in found if point["round"] < charged]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # they are for people to look at, and no reason not to go on

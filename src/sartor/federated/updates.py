@@ -22,6 +22,7 @@ Named = Mapping[str, NDArray[Any]]
 
 _MARGIN = 1e-9  # by which a clipped update is shorter than its clip: more than rounding of its norm could hide
 _SAFE = (1e-200, 1e200)  # squares of norms that are neither lost nor overflowing
+_LEAST = 1e-300  # a clip below it has too few digits to be kept within
 
 
 class Malformed(SartorError):
@@ -72,19 +73,21 @@ def norm(update: Sequence[Array]) -> float:
 def clipped(update: Sequence[Array], clip: float) -> tuple[Arrays, float]:
     """An update no longer than `clip`, and how long it was.
 
-    Guarantee: the result's length is at most `clip`, whatever finite numbers the update holds.
+    Guarantee: the result's length is at most `clip`, whatever finite numbers the update holds. Under a clip below 1e-300 it is all zeros.
 
     >>> [part.tolist() for part in clipped([np.array([3.0, 0.0]), np.array(4.0)], 10.0)[0]]
     [[3.0, 0.0], 4.0]
     """
     length = norm(update)
+    if clip < _LEAST:
+        return [np.zeros(np.shape(part)) for part in update], length
     if length <= clip * (1 - _MARGIN):
         return [np.asarray(part, np.float64) for part in update], length
-    if not length < _SAFE[1]:  # a factor so small that it would lose digits
-        largest = max(float(np.abs(part).max()) for part in update if np.size(part))
-        smaller = [np.asarray(part) / largest for part in update]
-        return _scaled(smaller, clip / norm(smaller)), length
-    return _scaled(update, clip / length), length
+    if length < _SAFE[1] and clip > 1 / _SAFE[1] * length:
+        return _scaled(update, clip / length), length
+    largest = max(float(np.abs(part).max()) for part in update if np.size(part))  # a factor so small would lose digits
+    smaller = [np.asarray(part) / largest for part in update]
+    return _scaled(smaller, clip / norm(smaller)), length
 
 
 def _scaled(update: Sequence[Array], factor: float) -> Arrays:

@@ -2,7 +2,8 @@
 
 config.toml        the settings (sensitive where they give a budget of fewer than ten holders: then mode 0600)
 plan.json          the plan, small groups merged
-plan-all.json      the plan with every group (sensitive: mode 0600), from which a run resumes
+plan-all.json      the plan with every group, from which a run resumes, and the seal of all that is known before the first step
+                   (`sartor.report.seal`; sensitive: mode 0600)
 budgets.npz        who allows what (sensitive: mode 0600)
 individual.npz     what each holder's gradients really cost, if that was tracked, how the model does on them, and of which class they are
                    (sensitive: mode 0600)
@@ -11,7 +12,7 @@ held-out.json      accuracy on rows that were held out of the private table, if 
 checkpoint/        where an interrupted run continues (sensitive: 0700); gone when the run is finished
 lock               held by the process that works here; empty, and gone when the run is finished
 model.safetensors  the model
-account.json       what was spent
+account.json       what was spent, and the seal of that and of plan.json
 report.html        the page; its part on individual accounts is exchanged with every release (`tell_released`)
 
 A run is finished when its model, account and page are written; its checkpoint goes after that, and the key of its noise before.
@@ -19,7 +20,7 @@ A run is finished when its model, account and page are written; its checkpoint g
 Guarantee: plan, budgets, model and account in a folder are of one run, whoever else begins or continues one there meanwhile.
 Proof: a process holds the folder's lock (`sartor.run.files.Lock`) from before it looks whether the folder is free, or has a run to
     continue, until it ends; a killed one leaves it to the next. Whoever finishes a run holds it still, and finds no end but its own.
-Breaks if: files are changed by hand.
+Breaks if: files are changed by hand; what the seal sees of that is refused.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from sartor.individual.answers import Release
 from sartor.individual.readings import Kind, Reading
 from sartor.individual.reserve import Reserve
 from sartor.plans import Plan
+from sartor.report import seal
 from sartor.run.files import Lock, lock, read_private, write_private, write_public
 
 Array = NDArray[np.float64]
@@ -53,10 +55,12 @@ Places = NDArray[np.intp]
 _LOCK = "lock"
 _TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or choose another folder."
 _BEFORE = ("config.toml", "plan.json", "plan-all.json", "budgets.npz", "checkpoint", "reserve")  # what there is before the first step
-_PART = re.compile(r"\.(config\.toml|plan\.json|plan-all\.json|budgets\.npz)\.[0-9a-f]+")  # of one that a kill left half written
 _UNREADABLE = (OSError, EOFError, ValueError, BadZipFile)  # what reading arrays raises where a file is cut short
 _ENDS = ("model.safetensors", "account.json", "report.html")
 _SENSITIVE = ("budgets.npz", "plan-all.json", "individual.npz", "held-out.json")
+_PART = re.compile(
+    rf"\.({'|'.join(map(re.escape, {*_BEFORE, *_ENDS, *_SENSITIVE}))})\.[0-9a-f]{{16}}"
+)  # of one that a kill left half written
 
 
 class RunFolder:
@@ -97,8 +101,9 @@ class RunFolder:
             else:
                 write_public(self.path / "config.toml", to_toml(settings))
             plan.save(self.path / "plan.json")
-            write_private(self.path / "plan-all.json", _document(plan.record()).encode())
             self._write_budgets(budgets)
+            every = self.path / "plan-all.json"
+            write_private(every, _document(seal.sealed(every, plan.record())).encode())
             if settings.get("individual") is not None and plan.reserve:
                 shutil.rmtree(self.reserve, ignore_errors=True)  # of a run that took no step: nothing was released
                 Reserve.create(self.reserve, plan)
@@ -123,6 +128,13 @@ class RunFolder:
         """Make sure that this process alone works here."""
         if self._held is None:
             self._held = lock(self.path, taken=_TAKEN.format(self.path))
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what a kill left half written; to be called under the folder's lock, as nobody is writing then."""
+        for name in os.listdir(self.path):
+            if _PART.fullmatch(name):
+                (self.path / name).unlink(missing_ok=True)
 
     def _check_ours(self) -> None:
         """Refuse to write to a folder that this process does not hold, or in which another run has ended."""
@@ -137,10 +149,15 @@ class RunFolder:
     def write_account(self, account: Mapping[str, Any]) -> None:
         """What was spent."""
         self._check_ours()
-        write_public(self.path / "account.json", _document(account))
+        self._write_account(account)
+
+    def _write_account(self, account: Mapping[str, Any]) -> None:
+        path = self.path / "account.json"
+        write_public(path, _document(seal.sealed(path, account)))
 
     def account(self) -> dict[str, Any]:
         """What was spent, as it was written."""
+        seal.check(self.path)
         found = read_json(self.path / "account.json", "the account")
         if not isinstance(found, dict) or not isinstance(found.get("private"), bool):
             raise SartorError(f"{self.path / 'account.json'} is not the account of a run.")
@@ -176,8 +193,9 @@ class RunFolder:
         path = self.path / "individual.npz"
         if not path.is_file():
             raise SartorError(f"there are no readings in {self.path}: train with --individual, to the end.")
+        content = io.BytesIO(read_private(path))
         try:
-            with np.load(io.BytesIO(read_private(path)), allow_pickle=False) as stored:
+            with np.load(content, allow_pickle=False) as stored:
                 kind: Kind = "estimate" if str(stored["kind"]) == "estimate" else "strict"
                 found = Reading(kind, int(stored["steps"]), stored["epsilon"], stored["guarantee"])
                 return found, stored["correct"], stored["loss"]
@@ -187,8 +205,9 @@ class RunFolder:
     def classes(self) -> tuple[Places, tuple[str, ...], str]:
         """The class of each holder, -1 for none; the public names of the classes; the fingerprint of the training rows. Sensitive."""
         path = self.path / "individual.npz"
+        content = io.BytesIO(read_private(path))
         try:
-            with np.load(io.BytesIO(read_private(path)), allow_pickle=False) as stored:
+            with np.load(content, allow_pickle=False) as stored:
                 return stored["label"], tuple(str(name) for name in stored["classes"]), str(stored["rows"])
         except KeyError:
             raise SartorError(f"{path} was written before classes were kept in it: ask by budget, or train again.") from None
@@ -210,6 +229,7 @@ class RunFolder:
         path = self.path / "report.html"
         private = bool(self.account()["private"])
         with lock(self.path) as held:
+            self._sweep()
             try:
                 part = released.part(Reserve(self.reserve, plan).releases, plan, private=private)
                 found = page.refilled(_text(path), released.SLOT, part)
@@ -232,7 +252,7 @@ class RunFolder:
 
         self._check_ours()
         write_public(self.path / "model.safetensors", save({name: t.detach().contiguous() for name, t in model.state_dict().items()}))
-        write_public(self.path / "account.json", _document(account))
+        self._write_account(account)
         write_public(self.path / "report.html", page)
         remove(self.checkpoint)
         (self.path / _LOCK).unlink(missing_ok=True)
@@ -271,10 +291,12 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The settings, as they were written, of a run that may be finished."""
+        seal.check(self.path)
         return read_toml(self.path / "config.toml", "the settings")
 
     def plan(self) -> Plan:
         """The plan with every group."""
+        seal.check(self.path)
         return Plan.load(self.path / "plan-all.json")
 
     def budgets(self) -> Budgets:

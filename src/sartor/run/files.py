@@ -119,7 +119,7 @@ class Lock:
             raise SartorError(taken or "") from None
         except OSError as error:
             self.close()
-            raise SartorError(f"{folder} cannot be locked: {error.strerror}.") from None
+            raise SartorError(_refusal(folder, "locked", error)) from None
 
     @property
     def ours(self) -> bool:
@@ -233,6 +233,13 @@ def holding(path: Path) -> Iterator[bytes]:
         yield file.read()
 
 
+def _refusal(path: Path, what: str, error: OSError) -> str:
+    """Why a file or folder that one process must hold cannot be opened; a copy on a read-only disk is whole, and no broken one."""
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{path} is not writable ({error.strerror}): make it and the folder that it is in writable, or copy the whole folder."
+    return f"{path} cannot be {what}: {error.strerror}."
+
+
 def _opened(path: Path) -> int:
     """A private file itself, to be read or locked: never what a link leads to."""
     try:
@@ -240,7 +247,7 @@ def _opened(path: Path) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise SartorError(f"{path} is a symbolic link; give the file itself.") from None
-        raise SartorError(f"{path} cannot be read: {error.strerror}.") from None
+        raise SartorError(_refusal(path, "read", error)) from None
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sartor.errors import SartorError
 from sartor.ownership import Ownership
 from sartor.plans import Plan
 from sartor.run.sampling import PoissonSampler
@@ -23,6 +24,8 @@ from sartor.sgd.gradients import Owners
 from sartor.sgd.stretches import Stretches
 
 Places = NDArray[np.int64]
+
+_LEAST = 1e-15  # squares of gradients much shorter than this are lost in float32, so they would pass unclipped
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,10 @@ class Draws:
     stretches: Stretches | None = None
     witness: Witness | None = None
     """Who looked on when the run was made, in whatever thread it is run."""
+
+    def __post_init__(self) -> None:
+        if self.plan.parts.clip.min() < _LEAST:
+            raise SartorError(f"gradients cannot be clipped at less than {_LEAST:g}: give a larger clip, and a smaller learning rate.")
 
     def pieces(self, step: int) -> Iterator[Piece]:
         """The pieces of a step; the same ones whenever it is asked under one key. An empty draw is one record with clip 0."""
