@@ -54,7 +54,7 @@ def _take(value: Any, place: tuple[str, ...], found: Pieces, above: tuple[int, .
         found[place] = repr(value)
     else:
         inner = None if id(value) in above or len(above) > _DEEP else _parts(value)
-        found[place] = f"{type(value).__name__} of {None if inner is None else list(inner)}"
+        found[place] = f"{type(value).__name__} of {None if inner is None else sorted(inner)}"
         for name, part in (inner or {}).items():
             _take(part, (*place, name), found, (*above, id(value)))
 
