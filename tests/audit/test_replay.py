@@ -802,10 +802,15 @@ def test_a_file_is_open_where_somebody_else_may_read_it_and_enter_its_folder(mod
     assert (shown.pieces()["written", "0", "inner/mean.txt"] != "for its owner alone") == is_open
 
 
-def test_gradients_that_a_model_keeps_are_compared():
+@pytest.mark.parametrize("change", ["grad", "mean"])
+def test_what_a_model_holds_beside_its_parameters_is_compared(change):
     def shown(value):
         model, found = runs.net(), Shown()
-        model[0].weight.grad = torch.full((5, 4), value)
+        model[0].weight.grad, model[2].mean = torch.zeros(5, 4), 0.0
+        if change == "grad":
+            model[0].weight.grad += value
+        else:
+            model[2].mean = value
         found.returned([model])
         return found
 

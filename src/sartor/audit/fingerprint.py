@@ -1,7 +1,8 @@
 """Values as pieces: the place of every part and a digest of what stands there, by which two runs are compared.
 
 Guarantee: values with the same pieces have the same numbers and texts in the same places.
-Breaks if: an object keeps what it is to itself; it then counts by its class.
+Breaks if: an object keeps what it is to itself; it then counts by its class, and a function by its name. Of a module its state, gradients and
+    plain numbers count.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -24,6 +26,7 @@ from sartor.sgd.training import Result, Sensitive
 Pieces = dict[tuple[str, ...], str]
 
 _DEEP = 20
+_NUMBERS = (int, float, str)
 _WRITTEN_OUT = (type(None), str, bytes, int, float, complex, os.PathLike)
 _SHOWN_TO_NOBODY = (Reading, Sensitive, PrivateLoader)
 
@@ -54,7 +57,7 @@ def _take(value: Any, place: tuple[str, ...], found: Pieces, above: tuple[int, .
         found[place] = repr(value)
     else:
         inner = None if id(value) in above or len(above) > _DEEP else _parts(value)
-        found[place] = f"{type(value).__name__} of {None if inner is None else sorted(inner)}"
+        found[place] = f"{getattr(value, '__qualname__', type(value).__qualname__)} of {None if inner is None else sorted(inner)}"
         for name, part in (inner or {}).items():
             _take(part, (*place, name), found, (*above, id(value)))
 
@@ -72,6 +75,8 @@ def _parts(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Collection):
         items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
         return {str(number): part for number, part in enumerate(items)}
+    if isinstance(value, partial):
+        return {"function": value.func, "given": value.args, **value.keywords}
     if is_dataclass(value):
         clock = {"seconds"} if isinstance(value, Result) else set()  # never the same
         return {field.name: getattr(value, field.name) for field in fields(value) if field.name not in clock}
@@ -80,7 +85,10 @@ def _parts(value: Any) -> dict[str, Any] | None:
 
 def _of_module(model: nn.Module) -> dict[str, Any]:
     gradients = {f"gradient of {name}": value.grad for name, value in model.named_parameters() if value.grad is not None}
-    return {**dict(model.named_buffers()), **model.state_dict(), **gradients}
+    plain = {
+        f"{name}.{key}": part for name, inner in model.named_modules() for key, part in vars(inner).items() if isinstance(part, _NUMBERS)
+    }
+    return {**dict(model.named_buffers()), **model.state_dict(), **gradients, **plain}
 
 
 def _array(value: Any) -> str:

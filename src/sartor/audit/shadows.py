@@ -228,15 +228,10 @@ def _digests(material: Material, targets: NDArray[np.intp], population: Dataset[
         "data": records,
         "ownership": None if material.ownership is None else material.ownership.of_record,
         "network": [repr(model), model],
-        "learning": [learning.lr, _named(learning.optimizer), learning.momentum, _named(learning.loss), learning.loss],
+        "learning": learning,
         "targets": targets,
         "population": others,
         "seed": seed,
         "version of sartor": __version__,
     }
     return {name: digest(part) for name, part in parts.items()}
-
-
-def _named(value: object) -> str:
-    """A setting by its own name, or that of its class."""
-    return value if isinstance(value, str) else str(getattr(value, "__qualname__", type(value).__qualname__))
