@@ -1,8 +1,8 @@
 """Values as pieces: the place of every part and a digest of what stands there, by which two runs are compared.
 
 Guarantee: values with the same pieces have the same numbers and texts in the same places.
-Breaks if: an object keeps what it is to itself; it then counts by its class, and a function by its name. Of a module its state, gradients and
-    plain numbers count.
+Breaks if: an object keeps what it is to itself; it then counts by its class, and a function by its name. Of a module its state, gradients
+    and plain numbers count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from sartor.sgd.training import Result, Sensitive
 Pieces = dict[tuple[str, ...], str]
 
 _DEEP = 20
-_NUMBERS = (int, float, str)
 _WRITTEN_OUT = (type(None), str, bytes, int, float, complex, os.PathLike)
 _SHOWN_TO_NOBODY = (Reading, Sensitive, PrivateLoader)
 
@@ -84,11 +83,11 @@ def _parts(value: Any) -> dict[str, Any] | None:
 
 
 def _of_module(model: nn.Module) -> dict[str, Any]:
-    gradients = {f"gradient of {name}": value.grad for name, value in model.named_parameters() if value.grad is not None}
-    plain = {
-        f"{name}.{key}": part for name, inner in model.named_modules() for key, part in vars(inner).items() if isinstance(part, _NUMBERS)
-    }
-    return {**dict(model.named_buffers()), **model.state_dict(), **gradients, **plain}
+    found = {**dict(model.named_buffers()), **model.state_dict()}
+    found |= {f"gradient of {name}": value.grad for name, value in model.named_parameters() if value.grad is not None}
+    for name, inner in model.named_modules():
+        found |= {f"{name}.{key}": part for key, part in vars(inner).items() if isinstance(part, int | float | str)}
+    return found
 
 
 def _array(value: Any) -> str:
