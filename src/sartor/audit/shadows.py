@@ -45,7 +45,6 @@ from sartor.sgd.checkpoint import fingerprint
 from sartor.sgd.contents import content
 from sartor.sgd.digests import digest
 from sartor.sgd.identity import identity
-from sartor.sgd.loss import Loss
 
 STACKED = 8
 """Models that are trained side by side; more do not fit into the processor's caches."""
@@ -233,7 +232,7 @@ def _digests(material: Material, targets: NDArray[np.intp], population: Dataset[
     parts: dict[str, Sequence[Any]] = {
         "ownership": [owned],
         "network": [identity(model, optimizer, material.dataset, learning.collate).to_json(), *map(content, model.state_dict().values())],
-        "learning": [learning.lr, digest(learning.optimizer), learning.momentum, Loss(learning.loss).name],
+        "learning": [learning.lr, digest(learning.optimizer), learning.momentum, digest(learning.loss)],
         "targets": [targets.tobytes()],
         "population": [others],
         "seed": [seed],
