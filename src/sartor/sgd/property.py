@@ -26,9 +26,9 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,27 +38,22 @@ from torch.utils.data import default_collate
 from sartor.errors import SartorError
 from sartor.ownership import Ownership
 from sartor.run.stream import Stream
-from sartor.sgd.batches import Likeness, is_opaque, is_same, leaves, likeness, shapes, taken
+from sartor.sgd.batches import Likeness, leaves, likeness, shapes, taken
 from sartor.sgd.check import Kept, Unchecked
 from sartor.sgd.forks import forked, reseed
 from sartor.sgd.gradients import Owners, PerExample
 from sartor.sgd.loss import Loss, pair
-from sartor.sgd.lots import TRIES, Lot, Repeats, chosen, repeats
+from sartor.sgd.lots import MIXED, PADDED, TRIES, Collate, Fetch, Lot, asked, chosen, kept_of, lot_of, refuse_exchanged_rows, refuse_rows
 from sartor.sgd.pieces import Piece
 
 RECORDS = 64
 """Compared before a run begins."""
 DRAWN = 2
 """Batches that are drawn at random over a run."""
-_FETCHED = 8
 _SHAKEN, _KINKS = 4, 5.0  # times the parameters are shaken, and how much more than that a batch may differ
 _LAST = 8.0  # units in the last place
 
-T = TypeVar("T")
-
 Gradient = Mapping[str, Tensor]
-Fetch = Callable[[Sequence[int]], list[Any]]
-Collate = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +108,10 @@ class PropertyTest:
         """
         generator = self._stream.generator("property", piece.step + 1)
         with self._aside(int(generator.integers(2**62))) as seed:
-            lot = self._lot(piece, seed)
+            lot = lot_of(piece, self._fetch, self._collate, seed, self._say)
             few = chosen(lot, generator)
             if self._loss is None:
-                self._refuse_rows(lot, few)
+                refuse_rows(lot, few, self._say)
             else:
                 self._refuse_gradients(lot, few)
         self._has_passed = True
@@ -159,103 +154,22 @@ class PropertyTest:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
 
-    # records
-
-    def _lot(self, piece: Piece, seed: int) -> Lot:
-        counts = [1] * piece.rows if piece.owners is None else piece.owners.counts.tolist()
-        self._refuse_fetching([piece.indices[sum(counts[:i])] for i in range(len(counts))][: 2 * _FETCHED], seed)
-        reseed(seed)
-        items = self._fetch(piece.indices)
-
-        def collated(rows: Sequence[int], seed: int) -> Any:
-            reseed(seed)
-            return self._collate([items[row] for row in rows])
-
-        lot = Lot(items, counts, piece.clips, piece.shares, collated, seed)
-        half = lot.everything[: max(1, len(items) // 2)]
-        found = repeats(lambda: collated(lot.everything, seed), lambda: collated(half[::-1], seed))
-        if found is Repeats.REMEMBERED:
-            raise SartorError(_REMEMBERS)
-        if found is Repeats.SAME:
-            return lot
-        self._say(_UNSEEDED.format("the collate function"))
-        return replace(lot, make=lot.fixed)
-
-    def _refuse_fetching(self, indices: Sequence[int], seed: int) -> None:
-        """Refuse a data set that mixes or remembers the records that are fetched."""
-
-        def fetched(some: Sequence[int]) -> list[Any]:
-            reseed(seed)
-            return self._fetch(some)
-
-        some, others = indices[: len(indices) // 2], indices[len(indices) // 2 :]
-        found = repeats(lambda: fetched(some), lambda: fetched(others))
-        if found is Repeats.REMEMBERED:
-            raise SartorError(_REMEMBERS)
-        if found is Repeats.OTHER:
-            self._say(_UNSEEDED.format("the data set"))
-            return
-        for own in (some[0], some[-1]):
-            # first among others it meets the same random numbers as alone, if they are drawn for one record after the other, and otherwise
-            # as among copies of itself
-            for _ in range(TRIES):
-                first = fetched([own, *others])[0]
-                if is_same(first, fetched([own])[0]) or is_same(first, fetched([own] * (1 + len(others)))[0]):
-                    break
-            else:
-                raise SartorError(_MIXED.format("the data set"))
-
-    # rows
-
-    def _refuse_rows(self, lot: Lot, few: Sequence[int]) -> None:
-        """Refuse a collate function that lets a record's row follow others', where no loss is seen."""
-        if is_opaque(lot.whole):
-            self._say("batches hold objects that show nothing of their records, so whether these mix is not seen; give loss=, or tensors.")
-        self._refuse_exchanged_rows(lot, few)
-        for holder in few:
-            own = lot.rows(holder)
-            rest = [row for row in lot.everything if row not in own] if lot.draws else []
-            whole, places = (lot.make([*own, *rest], lot.seed), range(len(own))) if rest else (lot.whole, own)
-            found = likeness(whole, list(places), len(lot.items), self._asked(partial(lot.make, own, lot.seed)))
-            if found is Likeness.PADDED:
-                self._say(
-                    "records are padded to the longest of their batch, and your loss is not seen: it must leave padding out; give loss=."
-                )
-            elif found is Likeness.COMMON:
-                raise SartorError(_COMMON)
-            elif found is Likeness.OTHER and not lot.draws:
-                raise SartorError(_MIXED.format("the collate function"))
-
-    def _refuse_exchanged_rows(self, lot: Lot, few: Sequence[int]) -> None:
-        """Under the same random numbers and with others of the same shapes, a row must stay as it is."""
-        kept = [row for holder in few[1:] for row in lot.rows(holder)]
-        for seed in range(lot.seed, lot.seed + (TRIES if lot.draws else 1)):
-            whole = lot.make(lot.everything, seed)
-            among = self._asked(partial(lot.make, lot.exchanged(few[1:]), seed))
-            if (
-                shapes(among) == shapes(whole)
-                and likeness(whole, kept, len(lot.items), taken(among, kept, len(lot.items))) > Likeness.PADDED
-            ):
-                raise SartorError(_MIXED.format("the collate function"))
-
-    # gradients
-
     def _refuse_gradients(self, lot: Lot, few: Sequence[int]) -> None:
         """Make the four comparisons."""
-        everybody, kept = range(len(lot.counts)), few[1:]
-        begun = self._pass(lot, everybody, kept)
+        everybody, kept = range(len(lot.counts)), kept_of(few)
+        begun = self._pass(lot, everybody, kept, batch=lot.whole)
         self._kept.refuse_changes()
         if lot.draws:
-            self._refuse_exchanged_rows(lot, few)
+            refuse_exchanged_rows(lot, kept)
             self._refuse_padding(lot, few[1])
         self._refuse_alone(lot, few)
-        among = self._asked(partial(lot.make, lot.exchanged(kept), lot.seed))
+        among = asked(partial(lot.make, lot.exchanged(kept), lot.seed))
         if shapes(among) != shapes(lot.whole):  # others' padding: as rows of the batch, records are of one shape
-            among = lot.fixed(lot.exchanged(kept), lot.seed)
-        exchanged = self._asked(lambda: self._pass(lot, everybody, kept, batch=among))
+            among = lot.fixed(lot.exchanged(kept))
+        exchanged = asked(lambda: self._pass(lot, everybody, kept, batch=among))
         if not all(map(self._agree, begun.gradients, exchanged.gradients, self._clips(lot, kept))):
-            raise SartorError(_MIXED.format("the model, the loss or the collate function"))
-        again = self._asked(lambda: self._pass(lot, everybody, kept))
+            raise SartorError(MIXED.format("the model, the loss or the collate function"))
+        again = asked(lambda: self._pass(lot, everybody, kept, batch=lot.make(lot.everything, lot.seed)))
         self._kept.refuse_changes()
         if not _is_repeated(begun.losses, again.losses) or not all(
             map(
@@ -265,22 +179,28 @@ class PropertyTest:
                 [*self._clips(lot, kept), float(lot.clips.max())],
             )
         ):
-            raise SartorError(_FORGETS_NOT)
+            raise SartorError(
+                "the same batch has another loss when it comes again: something counts, remembers or draws by itself; keep such state in a "
+                "buffer or attribute that a callback moves."
+            )
 
     def _refuse_alone(self, lot: Lot, few: Sequence[int]) -> None:
         """Refuse, in eval mode, holders whose gradients are not the same alone, or who move the sum of the others."""
-        make = partial(lot.fixed if lot.draws else lot.make, seed=lot.seed)
         everybody, top = range(len(lot.counts)), few[0]
 
-        def passed(holders: Sequence[int], among: Sequence[int]) -> _Pass:
-            return self._pass(lot, holders, among, batch=make([row for holder in holders for row in lot.rows(holder)]), train=False)
+        def batch(holders: Sequence[int]) -> Any:
+            rows = [row for holder in holders for row in lot.rows(holder)]
+            return lot.fixed(rows) if lot.draws else lot.make(rows, lot.seed)
 
-        among = self._pass(lot, everybody, few, batch=make(lot.everything), train=False, silent=top)
+        def passed(holders: Sequence[int], chosen: Sequence[int]) -> _Pass:
+            return self._pass(lot, holders, chosen, batch=batch(holders), train=False)
+
+        among = self._pass(lot, everybody, few, batch=batch(everybody), train=False, silent=top)
         for holder, gradient in zip(few, among.gradients, strict=True):
-            alone = partial(self._asked, partial(passed, [holder], [holder]))
+            alone = partial(asked, partial(passed, [holder], [holder]))
             if not self._is_alike(gradient, among.losses[lot.rows(holder)], alone, float(lot.clips[holder])):
                 self._refuse_unless_random(lot, holder)
-        without = partial(self._asked, partial(passed, [holder for holder in everybody if holder != top], []))
+        without = partial(asked, partial(passed, [holder for holder in everybody if holder != top], []))
         left = without().sums
         away = _distance(among.sums, left)
         if away > self._tolerance * float(lot.clips[top]) and not self._is_rounding(among.sums, left, lambda: without().sums):
@@ -299,13 +219,13 @@ class PropertyTest:
         one record after the other."""
         order, own = [holder, *(other for other in range(len(lot.counts)) if other != holder)], lot.rows(holder)
         whole = lot.make([row for one in order for row in lot.rows(one)], lot.seed)
-        alone = self._asked(partial(lot.make, own, lot.seed))
+        alone = asked(partial(lot.make, own, lot.seed))
         found = likeness(whole, range(len(own)), len(lot.items), alone)
         if found is Likeness.PADDED:
             among = self._pass(lot, order, [holder], batch=whole, train=False)
-            passed = partial(self._asked, partial(self._pass, lot, [holder], [holder], batch=alone, train=False))
+            passed = partial(asked, partial(self._pass, lot, [holder], [holder], batch=alone, train=False))
             if not self._is_alike(among.gradients[0], among.losses[: len(own)], passed, float(lot.clips[holder])):
-                raise SartorError(_PADDED)
+                raise SartorError(PADDED)
         elif shapes(taken(whole, range(len(own)), len(lot.items))) != shapes(alone):
             self._say(
                 "the collate function draws random numbers, so whether padding reaches a gradient is not seen: mask it, or pad alike."
@@ -320,9 +240,9 @@ class PropertyTest:
         found = likeness(lot.whole, rows, len(lot.items), lot.make(rows, lot.seed))
         if all(_is_repeated(first, other) for other in others):
             raise SartorError(
-                _PADDED
+                PADDED
                 if found is Likeness.PADDED
-                else _MIXED.format("the model or the loss" if found is Likeness.SAME else "the collate function")
+                else MIXED.format("the model or the loss" if found is Likeness.SAME else "the collate function")
             )
         if found is not Likeness.SAME:
             self._say(
@@ -335,7 +255,7 @@ class PropertyTest:
         holders: Sequence[int],
         chosen: Sequence[int],
         *,
-        batch: Any = None,
+        batch: Any,
         train: bool = True,
         silent: int | None = None,
         seed: int | None = None,
@@ -344,7 +264,7 @@ class PropertyTest:
         assert self._loss is not None
         for module, mode in self._modes:
             module.training = mode and train
-        inputs, targets = pair(lot.make(lot.everything, lot.seed) if batch is None else batch)
+        inputs, targets = pair(batch)
         counts = torch.tensor([lot.counts[holder] for holder in holders])
         clips = torch.tensor([0.0 if holder == silent else float(lot.clips[holder]) for holder in holders])
         shares = None if lot.shares is None else lot.shares[list(holders)]
@@ -398,47 +318,11 @@ class PropertyTest:
             self._kept.put_back()
         return math.isfinite(away) and away <= _KINKS * moved
 
-    def _asked(self, ask: Callable[[], T]) -> T:
-        """What user code makes of other batches than the one that was drawn; whatever it says of an error may show a record."""
-        try:
-            return ask()
-        except SartorError:
-            raise
-        except Exception as error:
-            raise SartorError(
-                f"the collate function, model or loss fails on some records of a batch alone ({type(error).__name__}); make them take any "
-                "number of records from 1."
-            ) from None
-
     def _say(self, sentence: str) -> None:
         """What cannot be seen is said once."""
         if sentence not in self._said:
             self._said.add(sentence)
             warnings.warn(sentence, Unchecked, stacklevel=3)
-
-
-_MIXED = (
-    "{} lets one record change what another contributes, which no clip bounds; make each row, output and loss from its own record alone."
-)
-_PADDED = (
-    "a record's gradient follows how far others' records pad its batch; mask padding in the model and the loss (ignore_index), or pad all "
-    "records to one length."
-)
-_COMMON = (
-    "the collate function returns something without a row for each record that follows who is in the batch; return rows alone, or give the "
-    "loss (loss=, sartor.fit)."
-)
-_REMEMBERS = (
-    "the data set or the collate function remembers records, and what it makes of one follows those before; keep nothing, or only what is "
-    "looked up by a record's own number."
-)
-_FORGETS_NOT = (
-    "the same batch has another loss when it comes again: the model or the loss counts or remembers; keep such state in a buffer or "
-    "attribute that a callback moves."
-)
-_UNSEEDED = (
-    "{} draws random numbers that no seed repeats, or remembers, so whether it mixes records is not seen; draw from torch, numpy or random."
-)
 
 
 def _is_repeated(one: Tensor, two: Tensor) -> bool:
