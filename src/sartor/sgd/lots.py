@@ -94,6 +94,11 @@ class Lot:
         """A batch of some rows of the whole one, as they are there, under any seed."""
         return taken(self.whole, rows, len(self.items))
 
+    def of(self, holders: Sequence[int]) -> Any:
+        """A batch of some holders: made anew, or rows of the whole one where batches are made with random numbers."""
+        rows = [row for holder in holders for row in self.rows(holder)]
+        return self.fixed(rows) if self.draws else self.make(rows, self.seed)
+
     def exchanged(self, kept: Sequence[int]) -> list[int]:
         """The places of all records, but those of others than the `kept` holders become one of each shape, of middling size."""
         own, alike = {row for holder in kept for row in self.rows(holder)}, defaultdict[Any, list[int]](list)

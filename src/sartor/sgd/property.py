@@ -155,56 +155,68 @@ class PropertyTest:
                 parameter.grad = gradient
 
     def _refuse_gradients(self, lot: Lot, few: Sequence[int]) -> None:
-        """Make the four comparisons."""
+        """Make the four comparisons; memory is judged first, as it shows in the others too."""
         everybody, kept = range(len(lot.counts)), kept_of(few)
-        begun = self._pass(lot, everybody, kept, batch=lot.whole)
+        begun = self._pass(lot, everybody, kept, lot.whole)
         self._kept.refuse_changes()
         if lot.draws:
             refuse_exchanged_rows(lot, kept)
             self._refuse_padding(lot, few[1])
-        self._refuse_alone(lot, few)
-        among = asked(partial(lot.make, lot.exchanged(kept), lot.seed))
-        if shapes(among) != shapes(lot.whole):  # others' padding: as rows of the batch, records are of one shape
-            among = lot.fixed(lot.exchanged(kept))
-        exchanged = asked(lambda: self._pass(lot, everybody, kept, batch=among))
-        if not all(map(self._agree, begun.gradients, exchanged.gradients, self._clips(lot, kept))):
-            raise SartorError(MIXED.format("the model, the loss or the collate function"))
-        again = asked(lambda: self._pass(lot, everybody, kept, batch=lot.make(lot.everything, lot.seed)))
-        self._kept.refuse_changes()
+        wrong = self._mixes_alone(lot, few) or self._mixes_exchanged(lot, kept, begun)
+        again = asked(lambda: self._pass(lot, everybody, kept, lot.make(lot.everything, lot.seed)))
+        clips = [*self._clips(lot, kept), float(lot.clips.max())]
         if not _is_repeated(begun.losses, again.losses) or not all(
-            map(
-                self._agree,
-                [*begun.gradients, begun.sums],
-                [*again.gradients, again.sums],
-                [*self._clips(lot, kept), float(lot.clips.max())],
-            )
+            map(self._agree, [*begun.gradients, begun.sums], [*again.gradients, again.sums], clips)
         ):
             raise SartorError(
                 "the same batch has another loss when it comes again: something counts, remembers or draws by itself; keep such state in a "
                 "buffer or attribute that a callback moves."
             )
+        if wrong is not None:
+            raise SartorError(wrong)
 
-    def _refuse_alone(self, lot: Lot, few: Sequence[int]) -> None:
-        """Refuse, in eval mode, holders whose gradients are not the same alone, or who move the sum of the others."""
+    def _mixes_exchanged(self, lot: Lot, kept: Sequence[int], begun: _Pass) -> str | None:
+        """Whether the gradients of kept holders move when all others become copies of one record."""
+        batch = asked(partial(lot.make, lot.exchanged(kept), lot.seed))
+        if shapes(batch) != shapes(lot.whole):  # others' padding: as rows of the batch, records are of one shape
+            batch = lot.fixed(lot.exchanged(kept))
+        exchanged = asked(lambda: self._pass(lot, range(len(lot.counts)), kept, batch))
+        same = all(map(self._agree, begun.gradients, exchanged.gradients, self._clips(lot, kept)))
+        return None if same else MIXED.format("the model, the loss or the collate function")
+
+    def _mixes_alone(self, lot: Lot, few: Sequence[int]) -> str | None:
+        """Whether, in eval mode, a holder's gradient is another one alone, or the largest moves the sum of the others."""
         everybody, top = range(len(lot.counts)), few[0]
 
-        def batch(holders: Sequence[int]) -> Any:
-            rows = [row for holder in holders for row in lot.rows(holder)]
-            return lot.fixed(rows) if lot.draws else lot.make(rows, lot.seed)
-
         def passed(holders: Sequence[int], chosen: Sequence[int]) -> _Pass:
-            return self._pass(lot, holders, chosen, batch=batch(holders), train=False)
+            return asked(lambda: self._pass(lot, holders, chosen, lot.of(holders), train=False))
 
-        among = self._pass(lot, everybody, few, batch=batch(everybody), train=False, silent=top)
+        among = self._pass(lot, everybody, few, lot.whole, train=False, silent=top)
         for holder, gradient in zip(few, among.gradients, strict=True):
-            alone = partial(asked, partial(passed, [holder], [holder]))
+            alone = partial(passed, [holder], [holder])
             if not self._is_alike(gradient, among.losses[lot.rows(holder)], alone, float(lot.clips[holder])):
-                self._refuse_unless_random(lot, holder)
-        without = partial(asked, partial(passed, [holder for holder in everybody if holder != top], []))
+                return self._reason(lot, holder)
+        without = partial(passed, [holder for holder in everybody if holder != top], [])
         left = without().sums
         away = _distance(among.sums, left)
-        if away > self._tolerance * float(lot.clips[top]) and not self._is_rounding(among.sums, left, lambda: without().sums):
-            self._refuse_unless_random(lot, top)
+        near = away <= self._tolerance * float(lot.clips[top])
+        return None if near or self._is_rounding(among.sums, left, lambda: without().sums) else self._reason(lot, top)
+
+    def _reason(self, lot: Lot, holder: int) -> str | None:
+        """Why a holder's gradient is another one alone; models that draw random numbers in every mode draw others in smaller batches, which
+        is no mixing."""
+        everybody = range(len(lot.counts))
+        first, *others = (self._pass(lot, everybody, [], lot.whole, train=False, seed=lot.seed + k).losses for k in range(TRIES))
+        found = likeness(lot.whole, lot.rows(holder), len(lot.items), lot.of([holder]))
+        if found > Likeness.PADDED and not lot.draws:
+            return MIXED.format("the collate function")
+        if all(_is_repeated(first, other) for other in others):
+            return PADDED if found is Likeness.PADDED else MIXED.format("the model or the loss")
+        if found is not Likeness.SAME:
+            self._say(
+                "the model draws random numbers in eval mode too, so whether padding reaches a gradient is not seen; draw in training."
+            )
+        return None
 
     def _is_alike(self, gradient: Gradient, losses: Tensor, alone: Callable[[], _Pass], clip: float) -> bool:
         """Whether a holder's gradient and losses in a batch are those alone, but for rounding."""
@@ -222,8 +234,8 @@ class PropertyTest:
         alone = asked(partial(lot.make, own, lot.seed))
         found = likeness(whole, range(len(own)), len(lot.items), alone)
         if found is Likeness.PADDED:
-            among = self._pass(lot, order, [holder], batch=whole, train=False)
-            passed = partial(asked, partial(self._pass, lot, [holder], [holder], batch=alone, train=False))
+            among = self._pass(lot, order, [holder], whole, train=False)
+            passed = partial(asked, partial(self._pass, lot, [holder], [holder], alone, train=False))
             if not self._is_alike(among.gradients[0], among.losses[: len(own)], passed, float(lot.clips[holder])):
                 raise SartorError(PADDED)
         elif shapes(taken(whole, range(len(own)), len(lot.items))) != shapes(alone):
@@ -231,31 +243,13 @@ class PropertyTest:
                 "the collate function draws random numbers, so whether padding reaches a gradient is not seen: mask it, or pad alike."
             )
 
-    def _refuse_unless_random(self, lot: Lot, holder: int) -> None:
-        """Layers and losses that draw random numbers in every mode draw others in a batch of another size; that is no mixing."""
-        first, *others = (
-            self._pass(lot, range(len(lot.counts)), [], batch=lot.whole, train=False, seed=lot.seed + k).losses for k in range(TRIES)
-        )
-        rows = lot.rows(holder)
-        found = likeness(lot.whole, rows, len(lot.items), lot.make(rows, lot.seed))
-        if all(_is_repeated(first, other) for other in others):
-            raise SartorError(
-                PADDED
-                if found is Likeness.PADDED
-                else MIXED.format("the model or the loss" if found is Likeness.SAME else "the collate function")
-            )
-        if found is not Likeness.SAME:
-            self._say(
-                "the model draws random numbers in eval mode too, so whether padding reaches a gradient is not seen; draw in training."
-            )
-
     def _pass(
         self,
         lot: Lot,
         holders: Sequence[int],
         chosen: Sequence[int],
-        *,
         batch: Any,
+        *,
         train: bool = True,
         silent: int | None = None,
         seed: int | None = None,
