@@ -195,27 +195,25 @@ class PropertyTest:
         for holder, gradient in zip(few, among.gradients, strict=True):
             alone = partial(passed, [holder], [holder])
             if not self._is_alike(gradient, among.losses[lot.rows(holder)], alone, float(lot.clips[holder])):
-                return self._reason(lot, holder)
+                return self._reason(lot, holder, few)
         without = partial(passed, [holder for holder in everybody if holder != top], [])
         left = without().sums
         away = _distance(among.sums, left)
         near = away <= self._tolerance * float(lot.clips[top])
-        return None if near or self._is_rounding(among.sums, left, lambda: without().sums) else self._reason(lot, top)
+        return None if near or self._is_rounding(among.sums, left, lambda: without().sums) else self._reason(lot, top, few)
 
-    def _reason(self, lot: Lot, holder: int) -> str | None:
+    def _reason(self, lot: Lot, holder: int, few: Sequence[int]) -> str | None:
         """Why a holder's gradient is another one alone; models that draw random numbers in every mode draw others in smaller batches, which
         is no mixing."""
         everybody = range(len(lot.counts))
         first, *others = (self._pass(lot, everybody, [], lot.whole, train=False, seed=lot.seed + k).losses for k in range(TRIES))
-        found = likeness(lot.whole, lot.rows(holder), len(lot.items), lot.of([holder]))
-        if found > Likeness.PADDED and not lot.draws:
+        found = {one: likeness(lot.whole, lot.rows(one), len(lot.items), lot.of([one])) for one in (holder, *few)}
+        if found[holder] > Likeness.PADDED and not lot.draws:
             return MIXED.format("the collate function")
         if all(_is_repeated(first, other) for other in others):
-            return PADDED if found is Likeness.PADDED else MIXED.format("the model or the loss")
-        if found is not Likeness.SAME:
-            self._say(
-                "the model draws random numbers in eval mode too, so whether padding reaches a gradient is not seen; draw in training."
-            )
+            return PADDED if found[holder] is Likeness.PADDED else MIXED.format("the model or the loss")
+        if max(found.values()) is not Likeness.SAME:
+            self._say("the model draws random numbers in eval mode, so whether padding reaches a gradient is not seen; draw in training.")
         return None
 
     def _is_alike(self, gradient: Gradient, losses: Tensor, alone: Callable[[], _Pass], clip: float) -> bool:
