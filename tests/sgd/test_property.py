@@ -517,7 +517,7 @@ def spread(outputs, targets):
     return each(outputs + 3e-4 * functional.one_hot(targets, CLASSES).float().sum(0), targets)
 
 
-MIXES, PAD, MEMORY = "one record change", "pad its batch", "counts, remembers|remembers records"
+MIXES, PAD, MEMORY = "mixes examples", "pad its batch", "counts, remembers|remembers records"
 MIXED = {
     "targets over the padded length": (Tagger, Sentences, None, filled, PAD),
     "pooling over padding": (lambda: Classifier(False), Sentences, None, whole, PAD),
@@ -665,8 +665,8 @@ ROWS = {
     "sorted": (lambda: Sentences(16), by_length, MIXES),
     "scaled behind masks": (numbers, masks_and_mixes, MIXES),
     "half of the rows": (Augmented, halves, MIXES),
-    "a statistic beside its rows": (numbers, beside, "without a row for each record"),
-    "packed": (numbers, packed, f"without a row for each record|{MIXES}"),
+    "a statistic beside its rows": (numbers, beside, "no row for each record"),
+    "packed": (numbers, packed, f"no row for each record|{MIXES}"),
     "mixes as it fetches": (MixesAsItFetches, None, MIXES),
 }
 

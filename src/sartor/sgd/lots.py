@@ -43,16 +43,14 @@ class Repeats(Enum):
     OTHER = 2
 
 
-MIXED = (
-    "{} lets one record change what another contributes, which no clip bounds; make each row, output and loss from its own record alone."
-)
+MIXED = "{} mixes examples: one record changes what another contributes; make each row, output and loss from its own record alone."
 PADDED = (
     "a record's gradient follows how far others' records pad its batch; mask padding in the model and the loss (ignore_index), or pad all "
     "records to one length."
 )
 _COMMON = (
-    "the collate function returns something without a row for each record that follows who is in the batch; return rows alone, or give the "
-    "loss (loss=, sartor.fit)."
+    "the collate function returns something that has no row for each record and follows who is in the batch; return rows alone, or give "
+    "the loss (loss=, sartor.fit)."
 )
 _REMEMBERS = (
     "the data set or the collate function remembers records, and what it makes of one follows those before; keep nothing, or only what is "
