@@ -522,7 +522,7 @@ def test_a_collate_function_that_mixes_people_where_they_meet_is_refused_at_once
     model, optimizer, loader = sartor.make_private(
         model, optimizer, data, people(), plan, ownership=ownership, seed=seed, collate=neighbours
     )
-    with pytest.raises(SartorError, match="not the same alone as in its batch"):
+    with pytest.raises(SartorError, match="the collate function mixes examples"):
         for batch in loader:
             take(model, optimizer, batch)
     assert optimizer.account().steps == 0

@@ -42,7 +42,7 @@ def property_test(model, data, loss=None, collate=None, *, seen=True, steps=10):
 
 def piece(counts=(1,) * SIZE, step=0, clip=0.1, **options):
     owners = Owners(torch.tensor(counts)) if max(counts) > 1 else None
-    return Piece(step, 0, list(range(sum(counts))), torch.full((len(counts),), clip), True, 5, owners, **options)
+    return Piece(step, 0, list(range(sum(counts))), torch.full((len(counts),), clip), True, owners, **options)
 
 
 def tried(model, data, loss=None, collate=None, *, seen=True):
@@ -813,15 +813,15 @@ def test_a_buffer_that_changes_as_data_go_through_is_refused_and_put_back():
 
 def test_the_first_batch_of_two_holders_is_tested_and_a_few_at_random():
     test = property_test(linear(), numbers(), steps=1000)
-    one = Piece(0, 0, range(4), torch.ones(1), True, 0, Owners(torch.tensor([4])))
-    nobody = Piece(0, 0, [0], torch.zeros(1), True, 0)
+    one = Piece(0, 0, range(4), torch.ones(1), True, Owners(torch.tensor([4])))
+    nobody = Piece(0, 0, [0], torch.zeros(1), True)
     assert not test.is_due(one)
     assert not test.is_due(nobody)
     assert all(test.is_due(piece(step=step)) for step in range(1000))
     test.run(piece())
     due = [step for step in range(1, 1000) if test.is_due(piece(step=step))]
     assert 1 <= len(due) <= DRAWN
-    looked = [number for number in range(9) if test.is_due(Piece(due[0], number, range(4), torch.ones(4), number == 8, 0, pieces=9))]
+    looked = [number for number in range(9) if test.is_due(Piece(due[0], number, range(4), torch.ones(4), number == 8, pieces=9))]
     assert len(looked) == 1
 
 

@@ -190,20 +190,34 @@ class _Comparison:
         return max((self._walked(part, other[key]) for key, part in mine.items()), default=Likeness.SAME)
 
     def _leaves(self, one: Any, two: Any) -> Likeness:
+        one, two = _number(one), _number(two)
         if isinstance(one, np.ndarray) and isinstance(two, np.ndarray) and one.dtype.kind in "biufc" and two.dtype.kind in "biufc":
-            one, two = (torch.from_numpy(np.array(value, value.dtype.newbyteorder("="))) for value in (one, two))
+            one, two = (
+                torch.from_numpy(np.array(value, "f8" if value.dtype == np.longdouble else value.dtype.newbyteorder("=")))
+                for value in (one, two)
+            )
         if not isinstance(one, Tensor | np.ndarray) or not isinstance(two, Tensor | np.ndarray):
             if type(one) is int and type(two) is int and one != two:
                 self._integers.append((one, two))
                 return Likeness.SAME
             return Likeness.SAME if _is_equal(one, two) else Likeness.COMMON
-        if one.dtype != two.dtype or one.ndim != two.ndim:
+        if getattr(one.dtype, "kind", one.dtype) != getattr(two.dtype, "kind", two.dtype) or one.ndim != two.ndim:
             return Likeness.OTHER
         self._sizes.update(zip(one.shape, two.shape, strict=True))
         for d in range(one.ndim):
             if one.shape[d] == self._rows and two.shape[d] == len(self._places):
                 return _rows(taken(one, self._places, self._rows), two)
         return Likeness.SAME if one.shape == two.shape and _is_close(one, two) else Likeness.COMMON
+
+
+def _number(value: Any) -> Any:
+    """A whole number, whatever it is kept in; anything else as it is."""
+    if isinstance(value, np.integer):
+        return int(value)
+    whole = isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool and not value.is_complex()
+    if (whole or (isinstance(value, np.ndarray) and value.dtype.kind in "iu")) and not value.ndim:
+        return int(value)
+    return value
 
 
 def _rows(one: Any, two: Any) -> Likeness:

@@ -158,7 +158,6 @@ class PropertyTest:
         """Make the four comparisons; memory is judged first, as it shows in the others too."""
         everybody, kept = range(len(lot.counts)), kept_of(few)
         begun = self._pass(lot, everybody, kept, lot.whole)
-        self._kept.refuse_changes()
         if lot.draws:
             refuse_exchanged_rows(lot, kept)
             self._refuse_padding(lot, few[1])
@@ -270,6 +269,7 @@ class PropertyTest:
         finally:
             for hook in hooks:
                 hook.remove()
+        self._kept.refuse_changes()
         ends = counts.cumsum(0).tolist()
         places = [holders.index(holder) for holder in chosen]
         found = self._engine.gradients_of([range(ends[place] - lot.counts[holders[place]], ends[place]) for place in places])
