@@ -460,7 +460,8 @@ def one_run(case: Case, place: Path, chance: random.Random, kills: int, seed: in
         moment = chance.randint(1, 110) if how == "call" else None
         pid = forked(case, plan, place, count["processes"], ours, moment)
         if how in ("time", "term"):
-            time.sleep(chance.uniform(0.02, 0.5 if case.workers else 0.25))
+            wait(place / "log", chance.randint(0, 70))
+            time.sleep(chance.uniform(0, 0.01))
             os.kill(pid, signal.SIGKILL if how == "time" else signal.SIGTERM)
         status = os.waitpid(pid, 0)[1]
         if os.WIFSIGNALED(status):
@@ -477,6 +478,18 @@ def one_run(case: Case, place: Path, chance: random.Random, kills: int, seed: in
         assert count["processes"] < 20 * kills + 20, "no progress is made between kills"
     facts = [json.loads(line) for line in (place / "log").read_text().splitlines()]
     return Examined(case, plan, facts, json.loads((place / "end").read_text())), count
+
+
+def wait(log: Path, facts: int) -> None:
+    """Until so many facts more are told, or none was for a while."""
+    size, told, since = -1, 0, time.monotonic()
+    with open(log, "ab+") as file:
+        while told < facts and time.monotonic() - since < 0.5:
+            found = file.read()
+            told += found.count(b"\n")
+            if os.fstat(file.fileno()).st_size != size:
+                size, since = os.fstat(file.fileno()).st_size, time.monotonic()
+            time.sleep(0.001)
 
 
 def _end_group(pid: int) -> None:
