@@ -1,8 +1,8 @@
 """Trains in processes that are killed, and looks at all that they did: `python -m sartor_testing.kill_child FOLDER KILLS SEED`.
 
 Each process is a fork of this one, which imported everything and computed nothing. It goes on if there is a run in its folder, and ends by
-SIGKILL, after a random time or right before the n-th call that opens, syncs, names or removes a file, or by SIGTERM, or when the plan is done.
-What it draws, adds and charges it tells a log by itself, beside the library: every fact is one line, written at once, so a kill loses none
+SIGKILL, at a random instant or right before the n-th call that opens, syncs, names or removes a file; by SIGTERM; or with its plan.
+What it draws, adds and charges it tells a log by itself, beside the library: a fact is one line, written at once, so a kill loses none
 that anybody could have seen. Prints one JSON document: how much was done, and `complaints`, which must be none.
 """
 
@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +277,8 @@ def looked_at(place: Path) -> dict[str, Any]:
     files = {path.name: path.read_bytes() for path in run.iterdir()} if run.exists() else {}
     wrong = {path.name for path in run.iterdir() if stat.S_IMODE(path.stat().st_mode) & 0o077} if run.exists() else set()
     keys = {bytes.fromhex(line) for line in (place / "keys").read_text().split()} if (place / "keys").exists() else set()
-    found: dict[str, Any] = {"files": sorted(files), "leaks": sorted(wrong), "charged": 0, "lost": 0, "file": None, "step": 0, "round": None}
+    found: dict[str, Any] = {"files": sorted(files), "leaks": sorted(wrong), "round": None, "file": None}
+    found |= {"charged": 0, "lost": 0, "step": 0}
     for key in keys:
         secrets = [key, *(blake2b(p.encode(), digest_size=16, key=key, person=b"sartor.stream").digest() for p in PURPOSES)]
         for secret in secrets:
@@ -365,13 +367,13 @@ class Examined:
             self._expect(fact["round"] is None or self.case.plan is rounds, "a key is kept where there are no rounds")
             self._expect(fact["lost"] - before["lost"] <= EVERY, "a process cost more than a block")
             before = fact
-        pattern = r"journal\.json lock \d{8}\.safetensors"
-        self._expect(re.fullmatch(pattern, " ".join(sorted(before["files"], key=lambda n: (n[0].isdigit(), n)))) is not None, "litter is left")
+        self._expect(re.fullmatch(r"\d{8}\.safetensors journal\.json lock", " ".join(before["files"])) is not None, "litter is left")
 
     def _account(self) -> None:
         account, last = self.end["account"], self._all("disk")[-1]
         self._expect(account["steps"] == account["charged"] == last["charged"] == self.plan.steps, "the account is not what was charged")
-        self._expect(account["lost"] == last["charged"] - len(self.taken) == account["steps"] - account["taken"], "the lost steps are others")
+        self._expect(account["taken"] == len(self.taken), "the model took others than the account says")
+        self._expect(account["lost"] == last["charged"] - len(self.taken), "the lost steps are others")
         self._expect(self.end["spent"] == self.plan.spent_after(last["charged"]).tolist(), "the account spends something else")
         self._expect(account["private"] is not self.case.seeded, "a seeded run says that it is private, or another one that it is not")
         self._expect(len({fact["step"] for fact in self.taken}) == len(self.taken), "the model took a step twice")
@@ -390,14 +392,11 @@ class Examined:
             group = self.plan.groups_of(people())
             tossed = self.plan.stages[0].groups[self.plan.stages[0].inclusion < 1]
             for stage, fell in self.coins.items():
-                inside = {h for g, some in zip(tossed, self._split(fell, tossed, group), strict=True) for h in np.flatnonzero(group == g)[some]}
+                members = np.concatenate([np.flatnonzero(group == g) for g in tossed])
                 drawn = {h for d in self._all("draw") if np.searchsorted(ends, d["step"], side="right") == stage for h in d["who"]}
-                self._expect({h for h in drawn if group[h] in tossed} <= inside, "somebody was drawn whose coin of the round kept them out")
+                out = set(members[~np.array(fell, bool)].tolist())
+                self._expect(not drawn & out, "somebody was drawn whose coin of the round kept them out")
             self._expect(len(set(map(tuple, self.coins.values()))) == len(self.coins), "two rounds have the same coins")
-
-    @staticmethod
-    def _split(fell: list[int], tossed: Any, group: Any) -> list[Any]:
-        return np.split(np.array(fell, bool), np.cumsum([np.sum(group == g) for g in tossed])[:-1])
 
     def _stretches(self) -> None:
         """A stretch is chosen before anybody draws in it, goes on with its rungs, and is paid for once, before its first coin."""
@@ -413,10 +412,12 @@ class Examined:
             if not chosen:
                 return
             self._expect(all(fact["step"] == begins for _, fact in chosen), "a stretch was chosen amid another")
-            self._expect(max(place for place, _ in chosen) < min(drawn, default=len(self.facts)), "a rung followed the coins of its stretch")
+            first = min(drawn, default=len(self.facts))
+            self._expect(max(place for place, _ in chosen) < first, "a rung followed the coins of its stretch")
             self._expect(all(fact["before"] == left for _, fact in chosen), f"units were taken twice before {begins}")
             rungs, left = chosen[-1][1]["rungs"], chosen[-1][1]["left"]
-            table = [dict(zip([0.0, *r], [0, *c], strict=True)) for r, c in zip(self.plan.filter.rungs.tolist(), self.plan.filter.costs, strict=True)]
+            plans = zip(self.plan.filter.rungs.tolist(), self.plan.filter.costs, strict=True)
+            table = [dict(zip([0.0, *rung], [0, *cost], strict=True)) for rung, cost in plans]
             costs = [int(table[g][rung]) for g, rung in zip(group, rungs, strict=True)]
             paid = [a - b for a, b in zip(chosen[-1][1]["before"], left, strict=True)]
             self._expect(costs == paid and min(left) >= 0, f"units of the stretch at {begins} are not what its rungs cost")
@@ -427,7 +428,7 @@ class Examined:
 
 
 def simulated(taken: list[dict[str, Any]], plan: sartor.Plan, seed: int) -> torch.Tensor:
-    """The model from the steps that were taken, each under the key of its own start: one example at a time, without the library's training."""
+    """The model from the steps that were taken, each under the key of its own start, one example at a time."""
     model = net()
     clip_at = dict(zip(plan.epsilon.tolist(), plan.clips.tolist(), strict=True))
     inputs, targets = records().tensors
@@ -513,16 +514,16 @@ def main(folder: str, kills: int, seed: int) -> None:
     while total["kills"] < kills or total["runs"] < len(CASES):
         case = CASES[total["runs"] % len(CASES)]
         each = chance.randint(1, 2) if kills < 50 else chance.randint(3, 6)
-        found, count = one_run(case, Path(folder) / f"run-{total['runs']}", chance, min(each, max(0, kills - total["kills"])), seed + total["runs"])
+        each, number = min(each, max(0, kills - total["kills"])), total["runs"]
+        found, count = one_run(case, Path(folder) / f"run-{number}", chance, each, seed + number)
         total = {name: value + count.get(name, 0) if isinstance(value, int) else value for name, value in total.items()}
-        total["runs"] += 1
+        total["runs"] = number + 1
         total["lost"] += found.end["account"]["lost"]
         total["complaints"] += found.complaints
         if case.seeded and case.plan is plain:
-            by_hand = simulated(found.taken, found.plan, seed + total["runs"] - 1)
+            by_hand = simulated(found.taken, found.plan, seed + number)
             total["differences"].append(float((by_hand - torch.tensor(found.end["model"])).abs().max()))
-        rounds_ = list(found.coins.values())
-        agree += [a == b for one, other in zip(rounds_, rounds_[1:], strict=False) for a, b in zip(one, other, strict=True)]
+        agree += [a == b for one, other in pairwise(found.coins.values()) for a, b in zip(one, other, strict=True)]
     total["agree"] = [sum(agree), len(agree)]
     print(json.dumps(total))
 
