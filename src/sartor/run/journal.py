@@ -112,6 +112,7 @@ class Journal:
         journal = cls(root, _locked(root))
         try:
             journal._read()
+            journal._sweep()
         except BaseException:
             journal.close()
             raise
