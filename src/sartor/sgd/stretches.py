@@ -88,7 +88,9 @@ class Stretches:
         if step == self._until:
             self._choose(step)
         if not self._begins <= step < self._until:
-            raise SartorError("a stretch is chosen before its first step, and none is left out.")
+            raise SartorError(
+                "norms are tracked from the first step of a stretch: go on with such a run by loader.checkpoint(folder, resume=True)."
+            )
         return self._until
 
     def _choose(self, step: int) -> None:
