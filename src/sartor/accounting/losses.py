@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ Array = NDArray[np.float64]
 
 MOST_POINTS = 1 << 21  # of a grid: bounds the memory of one evaluation to some 100 MB
 _MOST_LIFT = 18.0  # exponent up to which undoing the tilt may lift rounding errors of 1e-15
+_NOTHING = -120.0  # log of what does not change a digit of a transform's entries, whose sum of squares is about 1
 _APART = 100.0  # points of a grid so far apart have nothing to do with each other
 _CHERNOFF = (3.0, 5.0, 7.0, 10.0, 1.5, 15.0, 0.7, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)  # exponents, in inverse deviations of the sum
 
@@ -263,6 +265,56 @@ def compose(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: fl
     """
     from scipy import fft  # here, so that importing the library stays quick
 
+    at = _placed(parts, grid, tilt, log_tail)
+    tilted, mean, drift, (low, high) = at.tilted, at.mean, at.drift, at.window
+    length = fft.next_fast_len(high - low + 1, real=True)
+    if length > most:
+        raise TooFine(length, most)
+    spectrum: NDArray[np.complex128] | None = None
+    for weight, position, count in tilted:
+        folded = np.bincount(position % length, weight, length)
+        part = _power(fft.rfft(folded), count)
+        spectrum = part if spectrum is None else spectrum * part
+    assert spectrum is not None
+    density = np.maximum(fft.irfft(spectrum, length), 0.0)
+    density = np.roll(density, -low)[: high - low + 1]
+    middle = round(drift)  # where the tilted mass sits, in cells from `mean`
+    first = max(low, min(middle - int(_MOST_LIFT / (tilt * grid)), high)) if tilt > 0 else low
+    loss_grid = (mean + np.arange(first, high + 1)) * grid
+    reference = (mean + middle) * grid
+    with np.errstate(over="ignore"):
+        weight = density[first - low :] * np.exp(-tilt * (loss_grid - reference))
+    log_scale = at.log_mass - tilt * reference
+    # true mass above the window is at most the tilted mass there times the largest untilting factor
+    lost = -np.expm1(sum(count * np.log1p(-loss.infinite) for loss, count in parts))
+    log_above = log_tail - tilt * (float(loss_grid[-1]) - reference)
+    with np.errstate(over="ignore", divide="ignore"):
+        infinite = float(np.exp(log_above) + np.exp(np.log(lost) - log_scale))
+        lost = min(1.0, float(lost + np.exp(min(log_above + log_scale, 0.0))))
+    return Composed(np.asarray(loss_grid, np.float64), weight, infinite, log_scale, tilt, log_tail, reference, lost)
+
+
+def _power(spectrum: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
+    """Each entry to the power of `count`; what comes to next to nothing, which is most of many steps, is 0."""
+    if count == 1:
+        return spectrum
+    out = np.zeros_like(spectrum)
+    seen = np.flatnonzero(spectrum.real**2 + spectrum.imag**2 > np.exp(2 * _NOTHING / count))
+    out[seen] = np.exp(count * np.log(spectrum[seen]))
+    return out
+
+
+class _Placed(NamedTuple):
+    """Tilted losses of single steps, each around its mean, and the window that their composition needs around the sum of these."""
+
+    tilted: list[tuple[Array, NDArray[np.int64], int]]
+    log_mass: float
+    mean: int
+    drift: float
+    window: tuple[int, int]
+
+
+def _placed(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: float, log_tail: float) -> _Placed:
     tilted, log_mass, mean, drift, variance = [], 0.0, 0, 0.0, 0.0
     for loss, count in parts:
         position = np.arange(len(loss.mass)) + loss.offset
@@ -278,36 +330,14 @@ def compose(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: fl
         drift += count * (centre - round(centre))
         variance += count * float(weight @ (position - centre) ** 2)
         tilted.append((weight, position - round(centre), count))
-    deviation = max(np.sqrt(variance), 0.5)
-    low, high = _window(tilted, drift, deviation, -log_tail)
-    low, high = min(low, -mean), max(high, 1 - mean)
-    length = fft.next_fast_len(high - low + 1, real=True)
-    if length > most:
-        raise TooFine(length, most)
-    spectrum: NDArray[np.complex128] | None = None
-    for weight, position, count in tilted:
-        folded = np.bincount(position % length, weight, length)
-        part = fft.rfft(folded)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            part = np.where(part == 0, 0.0, np.exp(count * np.log(part))) if count > 1 else part
-        spectrum = part if spectrum is None else spectrum * part
-    assert spectrum is not None
-    density = np.maximum(fft.irfft(spectrum, length), 0.0)
-    density = np.roll(density, -low)[: high - low + 1]
-    middle = round(drift)  # where the tilted mass sits, in cells from `mean`
-    first = max(low, min(middle - int(_MOST_LIFT / (tilt * grid)), high)) if tilt > 0 else low
-    loss_grid = (mean + np.arange(first, high + 1)) * grid
-    reference = (mean + middle) * grid
-    with np.errstate(over="ignore"):
-        weight = density[first - low :] * np.exp(-tilt * (loss_grid - reference))
-    log_scale = log_mass - tilt * reference
-    # true mass above the window is at most the tilted mass there times the largest untilting factor
-    lost = -np.expm1(sum(count * np.log1p(-loss.infinite) for loss, count in parts))
-    log_above = log_tail - tilt * (float(loss_grid[-1]) - reference)
-    with np.errstate(over="ignore", divide="ignore"):
-        infinite = float(np.exp(log_above) + np.exp(np.log(lost) - log_scale))
-        lost = min(1.0, float(lost + np.exp(min(log_above + log_scale, 0.0))))
-    return Composed(np.asarray(loss_grid, np.float64), weight, infinite, log_scale, tilt, log_tail, reference, lost)
+    low, high = _window(tilted, drift, max(np.sqrt(variance), 0.5), -log_tail)
+    return _Placed(tilted, log_mass, mean, drift, (min(low, -mean), max(high, 1 - mean)))
+
+
+def points(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: float, log_tail: float) -> int:
+    """Of how many points the composition's window is."""
+    low, high = _placed(parts, grid, tilt, log_tail).window
+    return high - low + 1
 
 
 def _window(

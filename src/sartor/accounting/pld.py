@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.accounting import filtered, gaussian, losses, rdp, records
-from sartor.accounting.chernoff import Chernoff, best_tilt
+from sartor.accounting.chernoff import Chernoff, Parts, best_tilt
 from sartor.accounting.losses import MOST_POINTS, Composed, LossDistribution, Pair, TooFine
 from sartor.accounting.use import probability_of_use
 from sartor.errors import Infeasible
@@ -47,6 +47,7 @@ _MOST_WHILE_PLANNING = 1 << 19  # points of a grid: where rare large losses need
 _COARSER = 1.05  # than the finest grid that memory allows: windows do not shrink exactly as grids grow
 _NO_FINER = 0.8  # of the grid that a figure was found on: what lies between is not worth another evaluation
 _BLUR = 0.01  # share of epsilon that a window too narrow may cost before a wider one on a coarser grid is tried
+_SURELY = 0.99  # share of one direction's epsilon below which the other's bound makes it not worth composing
 _EXACT_BELOW = 600.0  # epsilon of one sampled step: beyond, its closed form is only a bound from above
 _LEAST_NOISE = 0.02  # noise multiplier below which the Rényi bound is used instead
 _COARSE_POINTS = 1 << 14  # of the grid where a search begins without Rényi
@@ -231,7 +232,9 @@ class _Evaluation:
         return float(self.steps * self.grid**2 / 8 + self.grid * np.sqrt(self.steps * log_inverse_eta / 2))
 
 
-def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy: float) -> _Evaluation | None:
+def _evaluate(
+    atoms: _Atoms, delta: float, start: tuple[float, float], accuracy: float, only: Array | None = None
+) -> _Evaluation | None:
     """The composition tilted towards epsilon(delta), on a grid that meets the accuracy or the finest that memory allows.
 
     `start` is a guess of epsilon and the Rényi order there. A guess far above what is found is no harm but makes the grid too coarse,
@@ -253,8 +256,10 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
             if grid > 1.3 * max(finer, finest):
                 grid = max(finer, finest)
                 continue
-            ways = ([(getattr(pair, way), count) for pair, count in pairs] for way in ("remove", "add"))
-            remove, add = (_tilted(parts, grid, delta, tilt, most, before) for parts, before in zip(ways, seen, strict=True))
+            ways = [[(getattr(pair, way), count) for pair, count in pairs] for way in ("remove", "add")]
+            remove = _tilted(ways[0], grid, delta, tilt, most, seen[0])
+            less = only is not None and _is_below(ways[1], remove, grid, only, most)
+            add = remove if less else _tilted(ways[1], grid, delta, tilt, most, seen[1])
             new = _Evaluation(remove, add, grid, steps, error, sum(count * pair.surplus for pair, count in pairs))
         except TooFine as fine:
             finest = grid = _COARSER * max(fine.excess, 1.0) * grid
@@ -266,8 +271,20 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
         settled = found > 0.7 * epsilon and (remove.tilt + 1) / (tilt + 1) * error < 2 * accuracy * found
         if found == 0 or not np.isfinite(found) or settled or grid <= finest:
             return best
-        epsilon, tilt, seen = found, max(remove.tilt, 1e-3), (remove, add)
+        epsilon, tilt, seen = found, max(remove.tilt, 1e-3), (remove, seen[1] if less else add)
     return best
+
+
+def _is_below(parts: Parts, other: Composed, grid: float, delta: Array, most: int) -> bool:
+    """Whether a direction's epsilon is surely below the other's at each delta, by Chernoff's bound; not said of too wide a window."""
+    epsilon = other.epsilon(delta)
+    if not np.all((epsilon > 0) & np.isfinite(epsilon)):
+        return False
+    tilt = float(2 * np.log(1 / delta.min()) / epsilon.max())  # the best for a Gaussian of this epsilon
+    left = delta - Chernoff.of(grid, [parts]).lost
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bound = (losses.cumulant(parts, grid, tilt) - np.log(left)) / tilt
+    return bool(np.all(bound < _SURELY * epsilon)) and losses.points(parts, grid, 0.0, float(np.log(delta.min()) + _CUT)) <= most
 
 
 def _tilted(
@@ -397,7 +414,8 @@ def epsilon_bounds(
         rows = open_[chunk]
         fallback = [starts[i] if starts is not None else _start(exposure, float(delta[i])) for i in rows]
         middle_row = len(rows) // 2
-        found = _evaluate(atoms, float(delta[rows[middle_row]]), fallback[middle_row], accuracy)
+        only = delta[rows] if accuracy >= PLANNING_ACCURACY else None
+        found = _evaluate(atoms, float(delta[rows[middle_row]]), fallback[middle_row], accuracy, only)
         rényi = np.array([epsilon for epsilon, _ in fallback])
         upper = rényi if found is None else np.minimum(found.epsilon(delta[rows]), rényi)
         high[rows] = upper
