@@ -46,6 +46,8 @@ _MOST_WHILE_GUESSING = 1 << 16
 _MOST_WHILE_PLANNING = 1 << 19  # points of a grid: where rare large losses need more, plans are made with a coarser, safer figure
 _COARSER = 1.05  # than the finest grid that memory allows: windows do not shrink exactly as grids grow
 _NO_FINER = 0.8  # of the grid that a figure was found on: what lies between is not worth another evaluation
+_JUNK = 1e-4  # share of delta that truncation and wrap-around may have in a divergence before less is cut off
+_PLAINLY = 1.2  # times that much, by what was composed before, is too much
 _BLUR = 0.01  # share of epsilon that a window too narrow may cost before a wider one on a coarser grid is tried
 _SURELY = 0.99  # share of one direction's epsilon below which the other's bound makes it not worth composing
 _EXACT_BELOW = 600.0  # epsilon of one sampled step: beyond, its closed form is only a bound from above
@@ -287,33 +289,38 @@ def _is_below(parts: Parts, other: Composed, grid: float, delta: Array, most: in
     return bool(np.all(bound < _SURELY * epsilon)) and losses.points(parts, grid, 0.0, float(np.log(delta.min()) + _CUT)) <= most
 
 
-def _tilted(
-    parts: list[tuple[LossDistribution, int]], grid: float, delta: float, tilt: float, most: int, before: Composed | None
-) -> Composed:
+def _tilted(parts: Parts, grid: float, delta: float, tilt: float, most: int, before: Composed | None) -> Composed:
     """One direction, composed where its own epsilon(delta) is in sight.
 
     The tilt is moved to where the Chernoff bound on epsilon is smallest; if epsilon still lies below the window, it is weakened, and if
     what was cut off above counts for too much, less is cut off. Neither changes what the result promises. What was composed `before`, on
-    another grid, says which tilt is strong enough.
+    another grid, says which tilt is strong enough, and where less has to be cut off anyway.
     """
     tilt = best_tilt(parts, grid, delta, tilt) if before is None or before.tilt > 0 else 0.0
-    log_cut = _CUT if tilt > 0 else np.log(delta) + _CUT
+    first = log_cut = float(_CUT if tilt > 0 else np.log(delta) + _CUT)
+    least = float(np.log(delta) + 4 * _CUT)
     if before is not None:
         tilt = min(tilt, before.tilt)
+        wrapped = losses.cumulant(parts, grid, tilt) - tilt * float(before.epsilon(np.array([delta]))[0])
+        while log_cut > least and log_cut + wrapped > np.log(_PLAINLY * _JUNK * delta):
+            log_cut += _CUT
     composed: Composed | None = None
     for _ in range(12):
         try:
             composed = losses.compose(parts, grid, tilt, log_cut, most)
         except TooFine:
+            if composed is None and log_cut < first:
+                log_cut = first
+                continue
             if composed is None or _blurred(composed, delta):
                 raise
             break  # what there is holds; a wider window would hardly have sharpened it
         at = float(composed.epsilon(np.array([delta]))[0])
-        if composed.junk(at) > 1e-4 * delta and log_cut > np.log(delta) + 4 * _CUT:
+        if composed.junk(at) > _JUNK * delta and log_cut > least:
             log_cut += _CUT
         elif at > 0 and at <= composed.loss[0]:
             tilt = tilt / 3 if tilt > 0.1 else 0.0
-            log_cut = _CUT if tilt > 0 else np.log(delta) + _CUT
+            log_cut = float(_CUT if tilt > 0 else np.log(delta) + _CUT)
         else:
             break
     assert composed is not None
