@@ -81,10 +81,9 @@ def sampled_step(rate: float, noise_multiplier: float, grid: float, log_tail: fl
         raise TooFine(last - first + 1, most)
     node = np.arange(first, last + 1)
     edge = log_ratio_at(node[1:] * grid, rate) / mu + mu / 2
-    below = np.append(-np.inf, edge[:-1]) if bounded else np.append(low, edge[:-1])
-    below = np.minimum(below, edge)
-    without = interval(below, edge)
-    mixture = (1 - rate) * without + rate * interval(below - mu, edge - mu)
+    ends = np.append(-np.inf if bounded else min(low, edge[0]), edge)
+    without = _between(ends)
+    mixture = (1 - rate) * without + rate * _between(ends - mu)
     top = edge[-1]
     above = ((1 - rate) * float(ndtr(-top)) + rate * float(ndtr(mu - top)), float(ndtr(-top)))
     cut_off = (0.0, 0.0) if bounded else ((1 - rate) * float(ndtr(low)) + rate * float(ndtr(low - mu)), float(ndtr(low)))
@@ -144,6 +143,15 @@ def interval(low: Array, high: Array) -> Array:
     """Mass of the standard normal between two points, without cancellation in the upper tail."""
     flip = low > 0
     mass: Array = ndtr(np.where(flip, -low, high)) - ndtr(np.where(flip, -high, low))
+    return np.maximum(mass, 0.0)
+
+
+def _between(ends: Array) -> Array:
+    """Mass of the standard normal between each of ascending points and the next: see `interval`."""
+    low, high, tail = ends[:-1], ends[1:], ndtr(-np.abs(ends))
+    mass: Array = np.where(low > 0, tail[:-1] - tail[1:], tail[1:] - tail[:-1])
+    around = (low <= 0) & (high > 0)
+    mass[around] = ndtr(high[around]) - tail[:-1][around]
     return np.maximum(mass, 0.0)
 
 
@@ -261,7 +269,7 @@ def compose(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: fl
     """Each loss composed with itself so many times, and all with each other.
 
     The window holds zero and all but exp(log_tail) of the tilted mass; what may lie above it is counted as infinite. Below, it ends where
-    undoing the tilt would lift rounding errors into sight.
+    undoing the tilt would lift rounding errors into sight, and above, where it would leave next to nothing of whatever is there.
     """
     from scipy import fft  # here, so that importing the library stays quick
 
@@ -276,18 +284,20 @@ def compose(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: fl
         part = _power(fft.rfft(folded), count)
         spectrum = part if spectrum is None else spectrum * part
     assert spectrum is not None
-    density = np.maximum(fft.irfft(spectrum, length), 0.0)
-    density = np.roll(density, -low)[: high - low + 1]
     middle = round(drift)  # where the tilted mass sits, in cells from `mean`
-    first = max(low, min(middle - int(_MOST_LIFT / (tilt * grid)), high)) if tilt > 0 else low
-    loss_grid = (mean + np.arange(first, high + 1)) * grid
+    first, last = low, high
+    if tilt > 0:
+        first = max(low, min(middle - int(_MOST_LIFT / (tilt * grid)), high))
+        last = min(high, max(middle + int(-_NOTHING / (tilt * grid)), first, 1 - mean))
+    density = np.maximum(np.roll(fft.irfft(spectrum, length), -first)[: last - first + 1], 0.0)
+    loss_grid = (mean + np.arange(first, last + 1)) * grid
     reference = (mean + middle) * grid
     with np.errstate(over="ignore"):
-        weight = density[first - low :] * np.exp(-tilt * (loss_grid - reference))
+        weight = density * np.exp(-tilt * (loss_grid - reference))
     log_scale = at.log_mass - tilt * reference
     # true mass above the window is at most the tilted mass there times the largest untilting factor
     lost = -np.expm1(sum(count * np.log1p(-loss.infinite) for loss, count in parts))
-    log_above = log_tail - tilt * (float(loss_grid[-1]) - reference)
+    log_above = (log_tail if last == high else 0.0) - tilt * (float(loss_grid[-1]) - reference)
     with np.errstate(over="ignore", divide="ignore"):
         infinite = float(np.exp(log_above) + np.exp(np.log(lost) - log_scale))
         lost = min(1.0, float(lost + np.exp(min(log_above + log_scale, 0.0))))
