@@ -32,7 +32,8 @@ MOST_POINTS = 1 << 21  # of a grid: bounds the memory of one evaluation to some 
 _MOST_LIFT = 18.0  # exponent up to which undoing the tilt may lift rounding errors of 1e-15
 _NOTHING = -120.0  # log of what does not change a digit of a transform's entries, whose sum of squares is about 1
 _APART = 100.0  # points of a grid so far apart have nothing to do with each other
-_CHERNOFF = (3.0, 5.0, 7.0, 10.0, 1.5, 15.0, 0.7, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)  # exponents, in inverse deviations of the sum
+_MIDDLE = 3.0  # exponent of a Chernoff bound, in inverse deviations of the sum
+_OTHERS = ((5.0, 7.0, 10.0, 15.0), (1.5, 0.7, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3))  # in either direction of it
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class LossDistribution:
     offset: int
     mass: Array
     infinite: float
+
+    @cached_property
+    def log_mass(self) -> Array:
+        """The logarithm of each mass."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.mass)
 
 
 @dataclass(frozen=True)
@@ -328,8 +335,7 @@ def _placed(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: fl
     tilted, log_mass, mean, drift, variance = [], 0.0, 0, 0.0, 0.0
     for loss, count in parts:
         position = np.arange(len(loss.mass)) + loss.offset
-        with np.errstate(divide="ignore"):
-            log_weight = np.log(loss.mass) + tilt * grid * position
+        log_weight = loss.log_mass + tilt * grid * position
         peak = float(log_weight.max())
         weight = np.exp(log_weight - peak)
         total = float(weight.sum())
@@ -354,19 +360,28 @@ def _window(
     tilted: Sequence[tuple[Array, NDArray[np.int64], int]], drift: float, deviation: float, log_inverse_tail: float
 ) -> tuple[int, int]:
     """Chernoff bounds on where the sum lies but for exp(-log_inverse_tail) of its mass on either side."""
+
+    def bound(sign: int, scale: float) -> float:
+        t, log_moment = scale / deviation, 0.0
+        for weight, position, count in tilted:
+            exponent = sign * t * position
+            peak = max(float(exponent[0]), float(exponent[-1]))
+            log_moment += count * (peak + np.log(max(float(weight @ np.exp(exponent - peak)), 1e-320)))
+        return float((log_moment + log_inverse_tail) / t)
+
     ends = []
     for sign in (-1, 1):
         best = float(sum(count * max(sign * int(position[0]), sign * int(position[-1])) for _, position, count in tilted))
-        for scale in _CHERNOFF:
-            if scale < 1 and best - sign * drift < 2 * log_inverse_tail * deviation:
-                break  # weak exponents are for heavy tails
-            t = scale / deviation
-            log_moment = 0.0
-            for weight, position, count in tilted:
-                exponent = sign * t * position
-                peak = max(float(exponent[0]), float(exponent[-1]))
-                log_moment += count * (peak + np.log(max(float(weight @ np.exp(exponent - peak)), 1e-320)))
-            best = min(best, (log_moment + log_inverse_tail) / t)
+        middle = bound(sign, _MIDDLE)
+        for scales in _OTHERS:
+            last = middle
+            for scale in scales:
+                if scale < 1 and min(best, last) - sign * drift < 2 * log_inverse_tail * deviation:
+                    break  # weak exponents are for heavy tails
+                if (found := bound(sign, scale)) >= last:
+                    break  # bounds have one valley
+                last = found
+            best = min(best, last)
         ends.append(best)
     return int(np.floor(-ends[0])), int(np.ceil(ends[1]))
 
@@ -376,8 +391,7 @@ def cumulant(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: f
     total = 0.0
     for loss, count in parts:
         position = np.arange(len(loss.mass)) + loss.offset
-        with np.errstate(divide="ignore"):
-            log_weight = np.log(loss.mass) + tilt * grid * position
+        log_weight = loss.log_mass + tilt * grid * position
         peak = float(log_weight.max())
         total += count * (peak + float(np.log(np.exp(log_weight - peak).sum())))
     return total

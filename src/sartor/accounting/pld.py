@@ -222,7 +222,8 @@ class _Evaluation:
     surplus: float  # mass above 1 that rounding put into inner compositions
 
     def epsilon(self, delta: Array) -> Array:
-        return np.maximum(np.maximum(self.remove.epsilon(delta), self.add.epsilon(delta)), 0.0)
+        remove = self.remove.epsilon(delta)
+        return np.maximum(remove if self.add is self.remove else np.maximum(remove, self.add.epsilon(delta)), 0.0)
 
     def delta(self, epsilon: Array) -> Array:
         return np.maximum(self.remove.delta(epsilon), self.add.delta(epsilon))
