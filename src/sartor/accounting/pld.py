@@ -235,9 +235,7 @@ class _Evaluation:
         return float(self.steps * self.grid**2 / 8 + self.grid * np.sqrt(self.steps * log_inverse_eta / 2))
 
 
-def _evaluate(
-    atoms: _Atoms, delta: float, start: tuple[float, float], accuracy: float, only: Array | None = None
-) -> _Evaluation | None:
+def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy: float, only: Array | None = None) -> _Evaluation | None:
     """The composition tilted towards epsilon(delta), on a grid that meets the accuracy or the finest that memory allows.
 
     `start` is a guess of epsilon and the Rényi order there. A guess far above what is found is no harm but makes the grid too coarse,
