@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 
 MOST_POINTS = 1 << 21  # of a grid: bounds the memory of one evaluation to some 100 MB
 _MOST_LIFT = 18.0  # exponent up to which undoing the tilt may lift rounding errors of 1e-15
-_NOTHING = -120.0  # log of what does not change a digit of a transform's entries, whose sum of squares is about 1
+_NOTHING = -120.0  # log of what changes no digit of a transform of entries up to 1
 _APART = 100.0  # points of a grid so far apart have nothing to do with each other
 _MIDDLE = 3.0  # exponent of a Chernoff bound, in inverse deviations of the sum
 _OTHERS = ((5.0, 7.0, 10.0, 15.0), (1.5, 0.7, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3))  # in either direction of it
@@ -316,7 +316,7 @@ def _power(spectrum: NDArray[np.complex128], count: int) -> NDArray[np.complex12
     if count == 1:
         return spectrum
     out = np.zeros_like(spectrum)
-    seen = np.flatnonzero(spectrum.real**2 + spectrum.imag**2 > np.exp(2 * _NOTHING / count))
+    seen = np.flatnonzero(np.abs(spectrum) > np.exp(_NOTHING / count))
     out[seen] = np.exp(count * np.log(spectrum[seen]))
     return out
 
