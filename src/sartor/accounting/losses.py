@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,10 @@ Array = NDArray[np.float64]
 
 MOST_POINTS = 1 << 21  # of a grid: bounds the memory of one evaluation to some 100 MB
 _MOST_LIFT = 18.0  # exponent up to which undoing the tilt may lift rounding errors of 1e-15
+_NOTHING = -120.0  # log of what changes no digit of a transform of entries up to 1
 _APART = 100.0  # points of a grid so far apart have nothing to do with each other
-_CHERNOFF = (3.0, 5.0, 7.0, 10.0, 1.5, 15.0, 0.7, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)  # exponents, in inverse deviations of the sum
+_MIDDLE = 3.0  # exponent of a Chernoff bound, in inverse deviations of the sum
+_OTHERS = ((5.0, 7.0, 10.0, 15.0), (1.5, 0.7, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3))  # in either direction of it
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,12 @@ class LossDistribution:
     offset: int
     mass: Array
     infinite: float
+
+    @cached_property
+    def log_mass(self) -> Array:
+        """The logarithm of each mass."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.mass)
 
 
 @dataclass(frozen=True)
@@ -79,10 +88,9 @@ def sampled_step(rate: float, noise_multiplier: float, grid: float, log_tail: fl
         raise TooFine(last - first + 1, most)
     node = np.arange(first, last + 1)
     edge = log_ratio_at(node[1:] * grid, rate) / mu + mu / 2
-    below = np.append(-np.inf, edge[:-1]) if bounded else np.append(low, edge[:-1])
-    below = np.minimum(below, edge)
-    without = interval(below, edge)
-    mixture = (1 - rate) * without + rate * interval(below - mu, edge - mu)
+    ends = np.append(-np.inf if bounded else min(low, edge[0]), edge)
+    without = _between(ends)
+    mixture = (1 - rate) * without + rate * _between(ends - mu)
     top = edge[-1]
     above = ((1 - rate) * float(ndtr(-top)) + rate * float(ndtr(mu - top)), float(ndtr(-top)))
     cut_off = (0.0, 0.0) if bounded else ((1 - rate) * float(ndtr(low)) + rate * float(ndtr(low - mu)), float(ndtr(low)))
@@ -142,6 +150,15 @@ def interval(low: Array, high: Array) -> Array:
     """Mass of the standard normal between two points, without cancellation in the upper tail."""
     flip = low > 0
     mass: Array = ndtr(np.where(flip, -low, high)) - ndtr(np.where(flip, -high, low))
+    return np.maximum(mass, 0.0)
+
+
+def _between(ends: Array) -> Array:
+    """Mass of the standard normal between each of ascending points and the next: see `interval`."""
+    low, high, tail = ends[:-1], ends[1:], ndtr(-np.abs(ends))
+    mass: Array = np.where(low > 0, tail[:-1] - tail[1:], tail[1:] - tail[:-1])
+    around = (low <= 0) & (high > 0)
+    mass[around] = ndtr(high[around]) - tail[:-1][around]
     return np.maximum(mass, 0.0)
 
 
@@ -259,15 +276,66 @@ def compose(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: fl
     """Each loss composed with itself so many times, and all with each other.
 
     The window holds zero and all but exp(log_tail) of the tilted mass; what may lie above it is counted as infinite. Below, it ends where
-    undoing the tilt would lift rounding errors into sight.
+    undoing the tilt would lift rounding errors into sight, and above, where it would leave next to nothing of whatever is there.
     """
     from scipy import fft  # here, so that importing the library stays quick
 
+    at = _placed(parts, grid, tilt, log_tail)
+    tilted, mean, drift, (low, high) = at.tilted, at.mean, at.drift, at.window
+    length = fft.next_fast_len(high - low + 1, real=True)
+    if length > most:
+        raise TooFine(length, most)
+    spectrum: NDArray[np.complex128] | None = None
+    for weight, position, count in tilted:
+        folded = np.bincount(position % length, weight, length)
+        part = _power(fft.rfft(folded), count)
+        spectrum = part if spectrum is None else spectrum * part
+    assert spectrum is not None
+    middle = round(drift)  # where the tilted mass sits, in cells from `mean`
+    first, last = low, high
+    if tilt > 0:
+        first = max(low, min(middle - int(_MOST_LIFT / (tilt * grid)), high))
+        last = min(high, max(middle + int(-_NOTHING / (tilt * grid)), first, 1 - mean))
+    density = np.maximum(np.roll(fft.irfft(spectrum, length), -first)[: last - first + 1], 0.0)
+    loss_grid = (mean + np.arange(first, last + 1)) * grid
+    reference = (mean + middle) * grid
+    with np.errstate(over="ignore"):
+        weight = density * np.exp(-tilt * (loss_grid - reference))
+    log_scale = at.log_mass - tilt * reference
+    # true mass above the window is at most the tilted mass there times the largest untilting factor
+    lost = -np.expm1(sum(count * np.log1p(-loss.infinite) for loss, count in parts))
+    log_above = (log_tail if last == high else 0.0) - tilt * (float(loss_grid[-1]) - reference)
+    with np.errstate(over="ignore", divide="ignore"):
+        infinite = float(np.exp(log_above) + np.exp(np.log(lost) - log_scale))
+        lost = min(1.0, float(lost + np.exp(min(log_above + log_scale, 0.0))))
+    return Composed(np.asarray(loss_grid, np.float64), weight, infinite, log_scale, tilt, log_tail, reference, lost)
+
+
+def _power(spectrum: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
+    """Each entry to the power of `count`; what comes to next to nothing, which is most of many steps, is 0."""
+    if count == 1:
+        return spectrum
+    out = np.zeros_like(spectrum)
+    seen = np.flatnonzero(np.abs(spectrum) > np.exp(_NOTHING / count))
+    out[seen] = np.exp(count * np.log(spectrum[seen]))
+    return out
+
+
+class _Placed(NamedTuple):
+    """Tilted losses of single steps, each around its mean, and the window that their composition needs around the sum of these."""
+
+    tilted: list[tuple[Array, NDArray[np.int64], int]]
+    log_mass: float
+    mean: int
+    drift: float
+    window: tuple[int, int]
+
+
+def _placed(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: float, log_tail: float) -> _Placed:
     tilted, log_mass, mean, drift, variance = [], 0.0, 0, 0.0, 0.0
     for loss, count in parts:
         position = np.arange(len(loss.mass)) + loss.offset
-        with np.errstate(divide="ignore"):
-            log_weight = np.log(loss.mass) + tilt * grid * position
+        log_weight = loss.log_mass + tilt * grid * position
         peak = float(log_weight.max())
         weight = np.exp(log_weight - peak)
         total = float(weight.sum())
@@ -278,55 +346,42 @@ def compose(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: fl
         drift += count * (centre - round(centre))
         variance += count * float(weight @ (position - centre) ** 2)
         tilted.append((weight, position - round(centre), count))
-    deviation = max(np.sqrt(variance), 0.5)
-    low, high = _window(tilted, drift, deviation, -log_tail)
-    low, high = min(low, -mean), max(high, 1 - mean)
-    length = fft.next_fast_len(high - low + 1, real=True)
-    if length > most:
-        raise TooFine(length, most)
-    spectrum: NDArray[np.complex128] | None = None
-    for weight, position, count in tilted:
-        folded = np.bincount(position % length, weight, length)
-        part = fft.rfft(folded)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            part = np.where(part == 0, 0.0, np.exp(count * np.log(part))) if count > 1 else part
-        spectrum = part if spectrum is None else spectrum * part
-    assert spectrum is not None
-    density = np.maximum(fft.irfft(spectrum, length), 0.0)
-    density = np.roll(density, -low)[: high - low + 1]
-    middle = round(drift)  # where the tilted mass sits, in cells from `mean`
-    first = max(low, min(middle - int(_MOST_LIFT / (tilt * grid)), high)) if tilt > 0 else low
-    loss_grid = (mean + np.arange(first, high + 1)) * grid
-    reference = (mean + middle) * grid
-    with np.errstate(over="ignore"):
-        weight = density[first - low :] * np.exp(-tilt * (loss_grid - reference))
-    log_scale = log_mass - tilt * reference
-    # true mass above the window is at most the tilted mass there times the largest untilting factor
-    lost = -np.expm1(sum(count * np.log1p(-loss.infinite) for loss, count in parts))
-    log_above = log_tail - tilt * (float(loss_grid[-1]) - reference)
-    with np.errstate(over="ignore", divide="ignore"):
-        infinite = float(np.exp(log_above) + np.exp(np.log(lost) - log_scale))
-        lost = min(1.0, float(lost + np.exp(min(log_above + log_scale, 0.0))))
-    return Composed(np.asarray(loss_grid, np.float64), weight, infinite, log_scale, tilt, log_tail, reference, lost)
+    low, high = _window(tilted, drift, max(np.sqrt(variance), 0.5), -log_tail)
+    return _Placed(tilted, log_mass, mean, drift, (min(low, -mean), max(high, 1 - mean)))
+
+
+def points(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: float, log_tail: float) -> int:
+    """Of how many points the composition's window is."""
+    low, high = _placed(parts, grid, tilt, log_tail).window
+    return high - low + 1
 
 
 def _window(
     tilted: Sequence[tuple[Array, NDArray[np.int64], int]], drift: float, deviation: float, log_inverse_tail: float
 ) -> tuple[int, int]:
     """Chernoff bounds on where the sum lies but for exp(-log_inverse_tail) of its mass on either side."""
+
+    def bound(sign: int, scale: float) -> float:
+        t, log_moment = scale / deviation, 0.0
+        for weight, position, count in tilted:
+            exponent = sign * t * position
+            peak = max(float(exponent[0]), float(exponent[-1]))
+            log_moment += count * (peak + np.log(max(float(weight @ np.exp(exponent - peak)), 1e-320)))
+        return float((log_moment + log_inverse_tail) / t)
+
     ends = []
     for sign in (-1, 1):
         best = float(sum(count * max(sign * int(position[0]), sign * int(position[-1])) for _, position, count in tilted))
-        for scale in _CHERNOFF:
-            if scale < 1 and best - sign * drift < 2 * log_inverse_tail * deviation:
-                break  # weak exponents are for heavy tails
-            t = scale / deviation
-            log_moment = 0.0
-            for weight, position, count in tilted:
-                exponent = sign * t * position
-                peak = max(float(exponent[0]), float(exponent[-1]))
-                log_moment += count * (peak + np.log(max(float(weight @ np.exp(exponent - peak)), 1e-320)))
-            best = min(best, (log_moment + log_inverse_tail) / t)
+        middle = bound(sign, _MIDDLE)
+        for scales in _OTHERS:
+            last = middle
+            for scale in scales:
+                if scale < 1 and min(best, last) - sign * drift < 2 * log_inverse_tail * deviation:
+                    break  # weak exponents are for heavy tails
+                if (found := bound(sign, scale)) >= last:
+                    break  # bounds have one valley
+                last = found
+            best = min(best, last)
         ends.append(best)
     return int(np.floor(-ends[0])), int(np.ceil(ends[1]))
 
@@ -336,8 +391,7 @@ def cumulant(parts: Sequence[tuple[LossDistribution, int]], grid: float, tilt: f
     total = 0.0
     for loss, count in parts:
         position = np.arange(len(loss.mass)) + loss.offset
-        with np.errstate(divide="ignore"):
-            log_weight = np.log(loss.mass) + tilt * grid * position
+        log_weight = loss.log_mass + tilt * grid * position
         peak = float(log_weight.max())
         total += count * (peak + float(np.log(np.exp(log_weight - peak).sum())))
     return total

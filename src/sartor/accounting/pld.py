@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.accounting import filtered, gaussian, losses, rdp, records
-from sartor.accounting.chernoff import Chernoff, best_tilt
+from sartor.accounting.chernoff import Chernoff, Parts, best_tilt
 from sartor.accounting.losses import MOST_POINTS, Composed, LossDistribution, Pair, TooFine
 from sartor.accounting.use import probability_of_use
 from sartor.errors import Infeasible
@@ -46,7 +46,10 @@ _MOST_WHILE_GUESSING = 1 << 16
 _MOST_WHILE_PLANNING = 1 << 19  # points of a grid: where rare large losses need more, plans are made with a coarser, safer figure
 _COARSER = 1.05  # than the finest grid that memory allows: windows do not shrink exactly as grids grow
 _NO_FINER = 0.8  # of the grid that a figure was found on: what lies between is not worth another evaluation
+_JUNK = 1e-4  # share of delta that truncation and wrap-around may have in a divergence before less is cut off
+_PLAINLY = 1.2  # times that much, by what was composed before, is too much
 _BLUR = 0.01  # share of epsilon that a window too narrow may cost before a wider one on a coarser grid is tried
+_SURELY = 0.99  # share of one direction's epsilon below which the other's bound makes it not worth composing
 _EXACT_BELOW = 600.0  # epsilon of one sampled step: beyond, its closed form is only a bound from above
 _LEAST_NOISE = 0.02  # noise multiplier below which the Rényi bound is used instead
 _COARSE_POINTS = 1 << 14  # of the grid where a search begins without Rényi
@@ -219,7 +222,8 @@ class _Evaluation:
     surplus: float  # mass above 1 that rounding put into inner compositions
 
     def epsilon(self, delta: Array) -> Array:
-        return np.maximum(np.maximum(self.remove.epsilon(delta), self.add.epsilon(delta)), 0.0)
+        remove = self.remove.epsilon(delta)
+        return np.maximum(remove if self.add is self.remove else np.maximum(remove, self.add.epsilon(delta)), 0.0)
 
     def delta(self, epsilon: Array) -> Array:
         return np.maximum(self.remove.delta(epsilon), self.add.delta(epsilon))
@@ -231,7 +235,7 @@ class _Evaluation:
         return float(self.steps * self.grid**2 / 8 + self.grid * np.sqrt(self.steps * log_inverse_eta / 2))
 
 
-def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy: float) -> _Evaluation | None:
+def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy: float, only: Array | None = None) -> _Evaluation | None:
     """The composition tilted towards epsilon(delta), on a grid that meets the accuracy or the finest that memory allows.
 
     `start` is a guess of epsilon and the Rényi order there. A guess far above what is found is no harm but makes the grid too coarse,
@@ -253,8 +257,10 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
             if grid > 1.3 * max(finer, finest):
                 grid = max(finer, finest)
                 continue
-            ways = ([(getattr(pair, way), count) for pair, count in pairs] for way in ("remove", "add"))
-            remove, add = (_tilted(parts, grid, delta, tilt, most, before) for parts, before in zip(ways, seen, strict=True))
+            ways = [[(getattr(pair, way), count) for pair, count in pairs] for way in ("remove", "add")]
+            remove = _tilted(ways[0], grid, delta, tilt, most, seen[0])
+            less = only is not None and _is_below(ways[1], remove, grid, only, most)
+            add = remove if less else _tilted(ways[1], grid, delta, tilt, most, seen[1])
             new = _Evaluation(remove, add, grid, steps, error, sum(count * pair.surplus for pair, count in pairs))
         except TooFine as fine:
             finest = grid = _COARSER * max(fine.excess, 1.0) * grid
@@ -266,37 +272,54 @@ def _evaluate(atoms: _Atoms, delta: float, start: tuple[float, float], accuracy:
         settled = found > 0.7 * epsilon and (remove.tilt + 1) / (tilt + 1) * error < 2 * accuracy * found
         if found == 0 or not np.isfinite(found) or settled or grid <= finest:
             return best
-        epsilon, tilt, seen = found, max(remove.tilt, 1e-3), (remove, add)
+        epsilon, tilt, seen = found, max(remove.tilt, 1e-3), (remove, seen[1] if less else add)
     return best
 
 
-def _tilted(
-    parts: list[tuple[LossDistribution, int]], grid: float, delta: float, tilt: float, most: int, before: Composed | None
-) -> Composed:
+def _is_below(parts: Parts, other: Composed, grid: float, delta: Array, most: int) -> bool:
+    """Whether a direction's epsilon is surely below the other's at each delta, by Chernoff's bound; not said of too wide a window."""
+    epsilon = other.epsilon(delta)
+    if not np.all((epsilon > 0) & np.isfinite(epsilon)):
+        return False
+    tilt = float(2 * np.log(1 / delta.min()) / epsilon.max())  # the best for a Gaussian of this epsilon
+    left = delta - Chernoff.of(grid, [parts]).lost
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bound = (losses.cumulant(parts, grid, tilt) - np.log(left)) / tilt
+    return bool(np.all(bound < _SURELY * epsilon)) and losses.points(parts, grid, 0.0, float(np.log(delta.min()) + _CUT)) <= most
+
+
+def _tilted(parts: Parts, grid: float, delta: float, tilt: float, most: int, before: Composed | None) -> Composed:
     """One direction, composed where its own epsilon(delta) is in sight.
 
     The tilt is moved to where the Chernoff bound on epsilon is smallest; if epsilon still lies below the window, it is weakened, and if
     what was cut off above counts for too much, less is cut off. Neither changes what the result promises. What was composed `before`, on
-    another grid, says which tilt is strong enough.
+    another grid, says which tilt is strong enough, and where less has to be cut off anyway.
     """
     tilt = best_tilt(parts, grid, delta, tilt) if before is None or before.tilt > 0 else 0.0
-    log_cut = _CUT if tilt > 0 else np.log(delta) + _CUT
+    first = log_cut = float(_CUT if tilt > 0 else np.log(delta) + _CUT)
+    least = float(np.log(delta) + 4 * _CUT)
     if before is not None:
         tilt = min(tilt, before.tilt)
+        wrapped = losses.cumulant(parts, grid, tilt) - tilt * float(before.epsilon(np.array([delta]))[0])
+        while log_cut > least and log_cut + wrapped > np.log(_PLAINLY * _JUNK * delta):
+            log_cut += _CUT
     composed: Composed | None = None
     for _ in range(12):
         try:
             composed = losses.compose(parts, grid, tilt, log_cut, most)
         except TooFine:
+            if composed is None and log_cut < first:
+                log_cut = first
+                continue
             if composed is None or _blurred(composed, delta):
                 raise
             break  # what there is holds; a wider window would hardly have sharpened it
         at = float(composed.epsilon(np.array([delta]))[0])
-        if composed.junk(at) > 1e-4 * delta and log_cut > np.log(delta) + 4 * _CUT:
+        if composed.junk(at) > _JUNK * delta and log_cut > least:
             log_cut += _CUT
         elif at > 0 and at <= composed.loss[0]:
             tilt = tilt / 3 if tilt > 0.1 else 0.0
-            log_cut = _CUT if tilt > 0 else np.log(delta) + _CUT
+            log_cut = float(_CUT if tilt > 0 else np.log(delta) + _CUT)
         else:
             break
     assert composed is not None
@@ -397,7 +420,8 @@ def epsilon_bounds(
         rows = open_[chunk]
         fallback = [starts[i] if starts is not None else _start(exposure, float(delta[i])) for i in rows]
         middle_row = len(rows) // 2
-        found = _evaluate(atoms, float(delta[rows[middle_row]]), fallback[middle_row], accuracy)
+        only = delta[rows] if accuracy >= PLANNING_ACCURACY else None
+        found = _evaluate(atoms, float(delta[rows[middle_row]]), fallback[middle_row], accuracy, only)
         rényi = np.array([epsilon for epsilon, _ in fallback])
         upper = rényi if found is None else np.minimum(found.epsilon(delta[rows]), rényi)
         high[rows] = upper
