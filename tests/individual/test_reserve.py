@@ -197,9 +197,9 @@ def test_neither_refusal_nor_answer_tells_what_three_people_allow(tmp_path: Path
 # --- kills, failures, other processes ---
 
 
-@pytest.mark.parametrize("number", range(1, 10))
-def test_a_kill_at_any_moment_loses_no_charge_and_no_answer(tmp_path: Path, number: int) -> None:
-    """Killed at each call that changes the disk: what anybody saw is charged, and what is charged can be had."""
+@pytest.mark.parametrize("number", range(1, 13))
+def test_a_kill_at_any_moment_loses_no_charge_and_no_answer_that_was_kept(tmp_path: Path, number: int) -> None:
+    """Killed at each call that changes the disk: what was drawn is charged, and what was answered can be had."""
     path, calls = tmp_path / "reserve", []
     Reserve.create(path, PLAN)
 
@@ -220,10 +220,16 @@ def test_a_kill_at_any_moment_loses_no_charge_and_no_answer(tmp_path: Path, numb
     code, said = in_a_fork(work)
     back = Reserve(path, PLAN)
     assert (code, bool(said)) in ((-signal.SIGKILL, False), (0, True))
-    assert (code == 0) == (number > 6)  # three calls for a charge, three for its count
-    assert [json.dumps(release.to_json()) for release in back.releases] == [said] if said else len(back.releases) <= 1
-    assert set(names(path)) <= {"charge-00000", "charged", "lock", "reserve.json"}  # no halves
+    assert (code == 0) == (number > 9)  # three calls each for a charge, its count and its answer
+    assert back.spent == (0 if number <= 2 else 0.2)
+    assert len(back.releases) == (number > 8)
+    assert set(names(path)) <= {"answer-00000", "charge-00000", "charged", "lock", "reserve.json"}  # no halves
+    if 2 < number <= 8:  # it is spent, and there is nothing to show for it
+        with pytest.raises(sartor.Infeasible):
+            back.release(ACCOUNTS, MEDIAN, epsilon=0.2)
+        return
     found = back.release(ACCOUNTS, MEDIAN, epsilon=0.2)
+    assert said in ("", json.dumps(found.to_json()))
     assert Reserve(path, PLAN).releases == (found,)
     with pytest.raises(sartor.Infeasible):
         back.release(ACCOUNTS, Request(), epsilon=0.2)
@@ -287,9 +293,8 @@ def test_without_any_lock_one_of_two_is_refused(tmp_path: Path, monkeypatch: pyt
 
     def overtaken(*given: Any, **more: Any) -> Any:
         monkeypatch.setattr(room, "released", released)
-        found = released(*given, **more)
         Reserve(path, PLAN).release(ACCOUNTS, MEDIAN, epsilon=0.2)
-        return found
+        return released(*given, **more)
 
     monkeypatch.setattr(room, "released", overtaken)
     with pytest.raises(SartorError, match="exists"):
@@ -391,7 +396,7 @@ def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
         reserve.release(ACCOUNTS, Request(), epsilon=0.1)
     finally:
         os.umask(before)
-    assert names(tmp_path / "reserve") == ["charge-00000", "charged", "lock", "reserve.json"]
+    assert names(tmp_path / "reserve") == ["answer-00000", "charge-00000", "charged", "lock", "reserve.json"]
     assert stat.S_IMODE((tmp_path / "reserve").stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "reserve").iterdir()} == {0o600}
 

@@ -149,7 +149,7 @@ def releases_charged_after_printing(patch):
             self._check_left(epsilon)
             found = released(self.plan, figures, request, epsilon=epsilon, delta=reserve.delta_for(self.plan, epsilon), stream=stream)
             with contextlib.suppress(OSError):
-                self._charges.add(reserve.Charge(reserve._document(request), found), held)
+                self._charges.add(reserve.Charge(reserve._document(request), epsilon, found), held)
             return found
 
     patch.setattr(Reserve, "release", early)
