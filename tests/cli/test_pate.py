@@ -264,7 +264,7 @@ def test_a_run_killed_before_its_labels_were_kept_says_that_they_are_lost_and_ch
     assert done.returncode == -signal.SIGKILL
     code, out, err = run(*SMALL, *keep, "--json")
     assert code == 0, err
-    assert "1 of the earlier aggregations were cut off, and are charged with the most that they could cost" in err
+    assert "cut off before their labels were kept: 1. Each is charged with the most it could cost." in err
     assert json.loads(out)["repeated"] is False
     assert [account.queries for account in EnsembleFolder(tmp_path / "kept").accounts] == [3, 3]
 

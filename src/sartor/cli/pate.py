@@ -46,7 +46,7 @@ def pate(
         _check_out(Path(asked.out), asked.keep, asked.budgets, asked.policy)
     kept = _kept(asked, plan, people)
     if kept is not None and kept.cut_off:
-        say(f"{kept.cut_off} of the earlier aggregations were cut off, and are charged with the most that they could cost.")
+        say(f"Aggregations that were cut off before their labels were kept: {kept.cut_off}. Each is charged with the most it could cost.")
     repeated = kept is not None and not asked.further and kept.told(**asked.voting, seeded=asked.seed is not None) is not None
     expected = None if repeated else _expected(asked, plan, work, kept)
     _announce(asked, plan, expected)
