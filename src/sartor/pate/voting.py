@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -152,8 +153,12 @@ class Voting:
         self.active = np.ones(plan.teachers, bool)
         self.weights: list[Array] = []
         self.offset = 0
-        self.noise = stream.generator("pate", 0)
         self.witness = witness_of(stream)
+
+    @cached_property
+    def noise(self) -> np.random.Generator:
+        """Of tests and answers, one after another; there is none before the first is asked."""
+        return self.stream.generator("pate", 0)
 
     def charge_earlier(self, before: Sequence[PateAccount], bound: Bound) -> None:
         """Begin where earlier votings over the same people ended."""
