@@ -137,6 +137,7 @@ def release_noise_halved(patch):
 def reserve_not_charged(patch):
     """Releases leave the reserve as it was."""
     patch.setattr(Charges, "add", lambda self, charge, lock: None)
+    patch.setattr(Charges, "settle", lambda self, charge: None)
 
 
 @mutant(UNCHARGED)
