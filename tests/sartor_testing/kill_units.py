@@ -2,7 +2,7 @@
 
 Each child is a fork of this process, goes on with what is in the folder, and is killed with SIGKILL after a random time. Whatever a stream
 gives out is noted in a file at that moment, with what is charged on the disk by then. Prints one JSON document: what was noted, how many
-kills there were, and what the folder says in the end, for each of the three.
+kills there were, and what the folder says in the end, for each run of each of the three.
 """
 
 import contextlib
@@ -166,19 +166,23 @@ def killed(kind, notes, seconds):
 
 
 def run(kind, notes, kills, chance):
-    """What became of one run that was killed so many times, and then ended."""
+    """What became of one run that was killed so many times, or until it was at its end, and then ended."""
     kind.begin()
-    happened = sum(killed(kind, notes, chance.uniform(0.0, 0.05)) for _ in range(kills))
+    happened = 0
+    while happened < kills and killed(kind, notes, chance.uniform(0.0, 0.05)):
+        happened += 1
     assert not killed(kind, notes, None)
     return {**kind.told(), "kills": happened, "notes": [json.loads(line) for line in notes.read_text().splitlines()]}
 
 
 def main(folder, kills, seed):
     torch.set_num_threads(1)
-    chance, found = random.Random(seed), {}
+    chance, found = random.Random(seed), {name: [] for name in KINDS}
     for name, kind in KINDS.items():
-        (folder / name).mkdir()
-        found[name] = run(kind(folder / name / "kept"), folder / name / "notes", kills, chance)
+        while (left := kills - sum(ended["kills"] for ended in found[name])) > 0:
+            place = folder / f"{name}-{len(found[name])}"
+            place.mkdir()
+            found[name].append(run(kind(place / "kept"), place / "notes", left, chance))
     print(json.dumps(found))
 
 
