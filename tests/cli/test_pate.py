@@ -29,6 +29,7 @@ KEYS = {
     "sensitive",
     "private",
     "groups",
+    "repeated",
 }
 
 
@@ -112,7 +113,7 @@ def test_runs_that_keep_their_ensemble_together_spend_one_budget(run, tmp_path):
     assert first["labels"] == 2
     second = document(run, *keep)
     assert all(one["spent"] < two["spent"] <= two["epsilon"] for one, two in zip(first["groups"], second["groups"], strict=True))
-    third = document(run, *keep, "--out", tmp_path / "third.csv")
+    third = document(run, *keep, "--further", "--out", tmp_path / "third.csv")
     assert third["labels"] == 0
     assert third["groups"] == second["groups"]
     assert third["student_accuracy"] is None
@@ -131,7 +132,7 @@ def test_a_private_run_finds_its_finished_teachers_again(run, tmp_path):
     code, out, err = run(*SMALL, *keep, "--labels", "1")
     assert code == 0, err
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "a folder" / "kept").iterdir() if path.name != "charged"}
-    code, again, err = run(*SMALL, *keep, "--labels", "1")
+    code, again, err = run(*SMALL, *keep, "--labels", "1", "--further")
     assert code == 0, err
     assert all(path.stat().st_mtime_ns == when for path, when in files.items())
     assert os.stat(tmp_path / "a folder" / "kept").st_mode & 0o777 == 0o700
@@ -144,8 +145,8 @@ def test_named_budgets_are_found_again_and_others_are_refused(run, tmp_path):
     (tmp_path / "budgets.csv").write_text("\n".join(["holder,epsilon", *rows]))
     (tmp_path / "others.csv").write_text("\n".join(["holder,epsilon", *rows[::-1]]))
     small = [*NETWORKS, "--epochs", "1", "--delta", "1e-4", "--labels", "1", "--keep", tmp_path / "kept"]
-    for _ in range(2):
-        code, _, err = run(*small, "--budgets", tmp_path / "budgets.csv")
+    for more in ([], ["--further"]):
+        code, _, err = run(*small, *more, "--budgets", tmp_path / "budgets.csv")
         assert code == 0, err
     folder = EnsembleFolder(tmp_path / "kept")
     assert folder.budgets.names == tuple(row.split(",")[0] for row in rows)
@@ -206,19 +207,66 @@ def test_labels_do_not_replace_what_the_command_reads(run, tmp_path):
     assert not (tmp_path / "kept").exists()
 
 
-def test_labels_that_could_not_be_written_after_all_are_in_the_folder(run, tmp_path, monkeypatch):
-    keep, right = ["--keep", tmp_path / "kept"], files._write
+def test_labels_that_could_not_be_written_after_all_are_had_by_the_same_command(run, tmp_path, monkeypatch):
+    keep, right = ["--keep", tmp_path / "kept", "--out", tmp_path / "labels.csv", "--labels", "3"], files._write
 
     def full(path, content, **new):
         if path.name == "labels.csv":
             raise SartorError(f"{path} cannot be written: no space left.")
         right(path, content, **new)
 
-    monkeypatch.setattr(files, "_write", full)
-    code, _, err = run(*SMALL, "--seed", "1", *keep, "--labels", "3", "--out", tmp_path / "labels.csv")
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_write", full)
+        code, _, err = run(*SMALL, "--seed", "1", *keep)
     assert code == 2
-    assert "EnsembleFolder" in err
-    assert (EnsembleFolder(tmp_path / "kept").labels[-1] >= 0).sum() == 3
+    assert "the same command without --further writes them at no further cost" in err
+    found = document(run, *keep)
+    assert (found["labels"], found["repeated"]) == (3, True)
+    assert len((tmp_path / "labels.csv").read_text().splitlines()) == 4
+    assert len(EnsembleFolder(tmp_path / "kept").accounts) == 1
+
+
+KILLED = """
+import os, signal, sys
+from sartor.cli import main, pate
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+pate._report = die
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_killed_between_the_charge_and_its_output_gives_the_same_labels_at_no_further_cost(run, tmp_path):
+    keep = ["--keep", str(tmp_path / "kept"), "--labels", "3"]
+    assert subprocess.run([sys.executable, "-c", KILLED, *SMALL, *keep], capture_output=True).returncode == -signal.SIGKILL
+    paid = EnsembleFolder(tmp_path / "kept")
+    code, out, err = run(*SMALL, *keep, "--json", "--out", tmp_path / "labels.csv")
+    assert code == 0, err
+    assert "were given and paid for before, and nothing further is charged; --further asks for more" in err
+    assert "pay for" not in err
+    found = json.loads(out)
+    assert (found["labels"], found["repeated"], found["forecast"]) == (3, True, None)
+    rows = [row.split(",") for row in (tmp_path / "labels.csv").read_text().splitlines()[1:]]
+    assert [[int(cell) for cell in row] for row in rows] == [[query, label] for query, label in enumerate(paid.labels[0]) if label >= 0]
+    assert len(EnsembleFolder(tmp_path / "kept").accounts) == 1
+    code, out, err = run(*SMALL, *keep, "--json", "--further")
+    assert code == 0, err
+    assert json.loads(out)["repeated"] is False
+    assert len(EnsembleFolder(tmp_path / "kept").accounts) == 2
+
+
+def test_a_run_killed_before_its_labels_were_kept_says_that_they_are_lost_and_charged(run, tmp_path):
+    keep = ["--keep", str(tmp_path / "kept"), "--labels", "3"]
+    killed = "from sartor.run import charges\ncharges.Charges.settle = die\npate._report = die\n"
+    done = subprocess.run([sys.executable, "-c", KILLED.replace("pate._report = die\n", killed), *SMALL, *keep], capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    code, out, err = run(*SMALL, *keep, "--json")
+    assert code == 0, err
+    assert "cut off before their labels were kept: 1. Each is charged with the most it could cost." in err
+    assert json.loads(out)["repeated"] is False
+    assert [account.queries for account in EnsembleFolder(tmp_path / "kept").accounts] == [3, 3]
 
 
 STOPPED = """
@@ -296,6 +344,7 @@ def test_people_read_what_it_means(run):
         ["--keep", __file__],
         ["--keep", str(Path(__file__).parent)],
         ["--labels", "0"],
+        ["--further"],
         ["--epsilon", "inf,1"],
         ["--reserve", "2"],
         ["--bound", "dependent", "--accounting", "exact"],

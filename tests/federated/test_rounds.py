@@ -14,6 +14,7 @@ from sartor.federated.updates import Malformed, clipped, norm, update_of
 from sartor.run.sampling import Draw, PoissonSampler
 from sartor.run.stream import Stream
 from sartor_testing import hand_rounds
+from sartor_testing.forks import refused_in_a_fork
 
 
 def named(parts):
@@ -252,3 +253,11 @@ def test_nothing_about_a_round_is_printed():
 @pytest.mark.parametrize("scheme", ["sample", "scale", "hybrid", "uniform"])
 def test_a_round_releases_what_the_definitions_say(scheme, adaptive):
     assert hand_rounds.difference(hand_rounds.planned(scheme, adaptive)) < 1e-7
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_a_round_is_not_released_with_the_noise_of_another_process(adaptive):
+    plan, stream = hand_rounds.planned("sample", adaptive), Stream()
+    current = Round(plan, PoissonSampler(plan.accounted, hand_rounds.BUDGETS, stream).draw(0), MODEL, 0.8)
+    assert refused_in_a_fork(lambda: current.release(stream)) == "this stream is another process's"
+    assert current.release(stream).mean.keys() == MODEL.keys()

@@ -13,6 +13,7 @@ from sartor import Budgets, federated
 from sartor.errors import SartorError
 from sartor.federated.flower import PrivateFedAvg, StrategySettings
 from sartor.federated.ledger import Ledger
+from sartor_testing.forks import refused_in_a_fork
 from sartor_testing.grids import LocalGrid, adds, ask, clients, drop_outs_are_charged, node, record, run, serving
 
 pytestmark = [pytest.mark.filterwarnings("ignore::sartor.errors.NoNoise"), pytest.mark.usefixtures("identity")]
@@ -190,3 +191,19 @@ def test_a_plan_over_others_is_refused_before_anything_is_kept(tmp_path):
         with pytest.raises(SartorError, match="not the budgets that the plan was made for"):
             PrivateFedAvg(str(tmp_path), settings, plan=made).begin(LocalGrid(clients(epsilons)), record({"bias": np.zeros(1)}))
     assert not Ledger.is_in(tmp_path)
+
+
+def test_a_forked_server_charges_asks_and_releases_nothing(tmp_path):
+    grid = LocalGrid(clients([1.0, 3.0] * 8))
+    with serving(tmp_path, grid, LARGE, rounds=4, per_round=5) as strategy:
+        run(strategy, grid)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        assert refused_in_a_fork(lambda: ask(strategy, grid)) == "this stream is another process's"
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+        asked = ask(strategy, grid)
+        replies = list(grid.send_and_receive(asked))
+        assert refused_in_a_fork(lambda: strategy.aggregate_train(2, replies)) == "this stream is another process's"
+        strategy.aggregate_train(2, replies)
+        assert strategy.ledger.charged == 2
+    with Ledger(tmp_path) as ledger:
+        assert (ledger.charged, ledger._stored()["charged"]) == (2, 2)

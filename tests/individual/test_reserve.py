@@ -17,13 +17,15 @@ import pytest
 
 import sartor
 from sartor.errors import SartorError
+from sartor.individual import queries
 from sartor.individual import reserve as room
 from sartor.individual.answers import Release
-from sartor.individual.release import MARGIN, released
+from sartor.individual.release import MARGIN, Noise, released
 from sartor.individual.request import Figures, Request
 from sartor.individual.reserve import Reserve, delta_for
 from sartor.run import charges
 from sartor.run.stream import Stream
+from sartor_testing.forks import refused_in_a_fork
 
 PEOPLE = sartor.Budgets.from_groups([(1.0, 60), (2.0, 50), (4.0, 40)], delta=[1e-4, 1e-5, 1e-3], reserve=0.3)
 PLAN = sartor.plan(PEOPLE, steps=20, batch=40, accountant="rdp")
@@ -197,9 +199,9 @@ def test_neither_refusal_nor_answer_tells_what_three_people_allow(tmp_path: Path
 # --- kills, failures, other processes ---
 
 
-@pytest.mark.parametrize("number", range(1, 10))
-def test_a_kill_at_any_moment_loses_no_charge_and_no_answer(tmp_path: Path, number: int) -> None:
-    """Killed at each call that changes the disk: what anybody saw is charged, and what is charged can be had."""
+@pytest.mark.parametrize("number", range(1, 13))
+def test_a_kill_at_any_moment_loses_no_charge_and_no_answer_that_was_kept(tmp_path: Path, number: int) -> None:
+    """Killed at each call that changes the disk: what was drawn is charged, and what was answered can be had."""
     path, calls = tmp_path / "reserve", []
     Reserve.create(path, PLAN)
 
@@ -220,10 +222,16 @@ def test_a_kill_at_any_moment_loses_no_charge_and_no_answer(tmp_path: Path, numb
     code, said = in_a_fork(work)
     back = Reserve(path, PLAN)
     assert (code, bool(said)) in ((-signal.SIGKILL, False), (0, True))
-    assert (code == 0) == (number > 6)  # three calls for a charge, three for its count
-    assert [json.dumps(release.to_json()) for release in back.releases] == [said] if said else len(back.releases) <= 1
-    assert set(names(path)) <= {"charge-00000", "charged", "lock", "reserve.json"}  # no halves
+    assert (code == 0) == (number > 9)  # three calls each for a charge, its count and its answer
+    assert back.spent == (0 if number <= 2 else 0.2)
+    assert len(back.releases) == (number > 8)
+    assert set(names(path)) <= {"answer-00000", "charge-00000", "charged", "lock", "reserve.json"}  # no halves
+    if 2 < number <= 8:  # it is spent, and there is nothing to show for it
+        with pytest.raises(sartor.Infeasible):
+            back.release(ACCOUNTS, MEDIAN, epsilon=0.2)
+        return
     found = back.release(ACCOUNTS, MEDIAN, epsilon=0.2)
+    assert said in ("", json.dumps(found.to_json()))
     assert Reserve(path, PLAN).releases == (found,)
     with pytest.raises(sartor.Infeasible):
         back.release(ACCOUNTS, Request(), epsilon=0.2)
@@ -287,9 +295,8 @@ def test_without_any_lock_one_of_two_is_refused(tmp_path: Path, monkeypatch: pyt
 
     def overtaken(*given: Any, **more: Any) -> Any:
         monkeypatch.setattr(room, "released", released)
-        found = released(*given, **more)
         Reserve(path, PLAN).release(ACCOUNTS, MEDIAN, epsilon=0.2)
-        return found
+        return released(*given, **more)
 
     monkeypatch.setattr(room, "released", overtaken)
     with pytest.raises(SartorError, match="exists"):
@@ -312,6 +319,53 @@ def test_nothing_is_handed_out_where_the_folder_was_replaced_meanwhile(tmp_path:
     with pytest.raises(SartorError, match="moved"):
         reserve.release(ACCOUNTS, Request(), epsilon=0.2)
     assert not list(tmp_path.glob("*/charge-*"))
+
+
+def test_nothing_is_released_with_the_noise_of_a_forked_process_nor_charged(tmp_path: Path) -> None:
+    reserve, stream = Reserve.create(tmp_path / "reserve", PLAN), Stream()
+    noise = Noise(1.0, stream)
+    query = queries.total(np.ones(3), 1.0)
+    for work in (
+        lambda: reserve.release(ACCOUNTS, Request(), epsilon=0.1, stream=stream),
+        lambda: released(PLAN, ACCOUNTS, Request(), epsilon=0.1, delta=1e-6, stream=stream),
+        lambda: noise.added(query, 0.5, "release mean"),
+    ):
+        assert refused_in_a_fork(work) == "this stream is another process's"
+    assert Reserve(tmp_path / "reserve", PLAN).spent == 0
+    assert noise.added(query, 0.5, "release mean").shape == (1,)
+
+
+def test_forks_that_release_the_same_at_once_have_one_answer(tmp_path: Path) -> None:
+    reserve = Reserve.create(tmp_path / "reserve", PLAN)
+    ends = [begun(lambda: json.dumps(reserve.release(ACCOUNTS, Request(), epsilon=0.1).to_json())) for _ in range(3)]
+    said = {waiting() for waiting in ends}
+    assert len(said) == len(Reserve(tmp_path / "reserve", PLAN).releases) == 1
+    assert reserve.release(ACCOUNTS, Request(), epsilon=0.1).to_json() == json.loads(said.pop()[1])
+
+
+def test_seeded_releases_of_one_seed_have_noise_of_their_own(tmp_path: Path) -> None:
+    reserve, streams = Reserve.create(tmp_path / "reserve", PLAN), [Stream(seed=1) for _ in range(3)]
+    for place, stream in enumerate(streams):
+        reserve.release(ACCOUNTS, Request(), epsilon=0.05 + place / 100, stream=stream)
+    assert len({stream.generator("release mean", 0).random() for stream in streams}) == 3
+
+
+def test_noise_is_drawn_only_after_its_charge_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "reserve"
+    reserve = Reserve.create(path, PLAN)
+
+    def drawn(self: Noise, *given: Any) -> Any:
+        assert (path / "charge-00000").exists()
+        assert (path / "charged").read_bytes() == b"1"
+        raise RuntimeError("of the figures")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Noise, "added", drawn)
+        with pytest.raises(RuntimeError):
+            reserve.release(ACCOUNTS, Request(), epsilon=0.2)
+    assert (Reserve(path, PLAN).spent, Reserve(path, PLAN).releases) == (0.2, ())
+    with pytest.raises(sartor.Infeasible, match=r"0\.1 of 0\.3 left"):
+        reserve.release(ACCOUNTS, Request(), epsilon=0.2)
 
 
 # --- files that are not what they were ---
@@ -391,7 +445,7 @@ def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
         reserve.release(ACCOUNTS, Request(), epsilon=0.1)
     finally:
         os.umask(before)
-    assert names(tmp_path / "reserve") == ["charge-00000", "charged", "lock", "reserve.json"]
+    assert names(tmp_path / "reserve") == ["answer-00000", "charge-00000", "charged", "lock", "reserve.json"]
     assert stat.S_IMODE((tmp_path / "reserve").stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "reserve").iterdir()} == {0o600}
 

@@ -137,6 +137,7 @@ def release_noise_halved(patch):
 def reserve_not_charged(patch):
     """Releases leave the reserve as it was."""
     patch.setattr(Charges, "add", lambda self, charge, lock: None)
+    patch.setattr(Charges, "settle", lambda self, charge: None)
 
 
 @mutant(UNCHARGED)
@@ -149,7 +150,7 @@ def releases_charged_after_printing(patch):
             self._check_left(epsilon)
             found = released(self.plan, figures, request, epsilon=epsilon, delta=reserve.delta_for(self.plan, epsilon), stream=stream)
             with contextlib.suppress(OSError):
-                self._charges.add(reserve.Charge(reserve._document(request), found), held)
+                self._charges.add(reserve.Charge(reserve._document(request), epsilon, found), held)
             return found
 
     patch.setattr(Reserve, "release", early)

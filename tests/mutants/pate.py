@@ -126,16 +126,15 @@ SHUFFLED = in_a_folder(
 
 @catcher("an aggregation that is overtaken by another, where nothing is locked", "test")
 def OVERTAKEN():
-    """One reader charges between another's voting and its charge: never fewer charges than releases."""
+    """One reader charges between another's reading and its charge: never fewer charges than releases."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as path:
         patch.setattr(files.fcntl, "flock", lambda *_: None)
         made, right, handed = kept_ensembles.saved(Path(path) / "ensemble"), folder.aggregate, []
 
         def late(*given, **more):
             patch.setattr(folder, "aggregate", right)
-            mine = right(*given, **more)
             handed.append(folder.EnsembleFolder(made.path).aggregate(labels=2))
-            return mine
+            return right(*given, **more)
 
         patch.setattr(folder, "aggregate", late)
         with contextlib.suppress(SartorError):

@@ -29,7 +29,7 @@ def test_accounts_say_how_many_holders_and_records_there_are_and_nothing_of_whos
         folder = EnsembleFolder.create(tmp_path / name, PLAN, PEOPLE, ownership=owners)
         folder.put(votes, 3)
         folder.aggregate(labels=3)
-        folder.aggregate(labels=3)
+        folder.aggregate(labels=3, further=True)
         back = EnsembleFolder(tmp_path / name)
         assert back.account.to_json() == folder.account.to_json()
         said.append(back.account.to_json())

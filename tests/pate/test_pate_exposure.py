@@ -53,7 +53,7 @@ def test_votings_that_are_added_up_are_one_exposure(variant, tmp_path):
     folder = pate.EnsembleFolder.create(tmp_path / "kept", first.account.plan, PEOPLE)
     folder.put(random_votes(400, first.account.plan.teachers, 3, 1)[0], 3)
     for seed in (1, 2):
-        folder.aggregate(labels=8, accountant=FINE, stream=Stream(seed=seed))
+        folder.aggregate(labels=8, accountant=FINE, further=True, stream=Stream(seed=seed))
     account = pate.EnsembleFolder(tmp_path / "kept").account
     for group in range(len(account.plan)):
         spent = by_google(account.exposure(group).to_dp_event(), float(account.plan.spendable[1][group]))

@@ -48,16 +48,20 @@ def saved_again(tmp_path, number):
 def test_it_is_released_once_and_the_folder_remembers(tmp_path):
     votes = saved(tmp_path)
     votes.aggregate(stream=Stream(1))
-    votes.publish_spent(stream=Stream(2))
-    with pytest.raises(sartor.Infeasible, match="reserve was spent"):
-        pate.EnsembleFolder(votes.path).publish_spent(stream=Stream(3))
+    found = votes.publish_spent(stream=Stream(2))
+    again = pate.EnsembleFolder(votes.path)
+    assert again.publish_spent(stream=Stream(3)) == found  # the same request, and no second release
+    for other in ({"failure": 0.05, "stream": Stream(3)}, {"stream": None}, {"order": 3.0, "stream": Stream(3)}):
+        with pytest.raises(sartor.Infeasible, match="reserve was spent"):
+            again.publish_spent(**other)
+    assert len(pate.EnsembleFolder(votes.path)._charges.made) == 2
 
 
 def test_it_is_released_once_whatever_is_aggregated_afterwards(tmp_path):
     votes = saved(tmp_path)
     votes.aggregate(labels=5, stream=Stream(1))
     votes.publish_spent(stream=Stream(2))
-    assert len(votes.aggregate(labels=5, stream=Stream(3))) == 5
+    assert len(votes.aggregate(labels=5, further=True, stream=Stream(3))) == 5
     with pytest.raises(sartor.Infeasible, match="reserve was spent"):
         votes.publish_spent(stream=Stream(4))
 

@@ -35,8 +35,8 @@ def saved(path, variant="weight", queries=200, noise=30.0):
 def all_aggregations_keep_the_budgets(path, variant="weight"):
     """Whether many aggregations of one folder, each by a reader of its own, together keep everyone's budget, and some were had."""
     made = saved(path, variant)
-    found = [EnsembleFolder(path).aggregate(labels=1 + i % 5, stream=Stream(seed=i)) for i in range(12)]
-    found += [made.aggregate(stream=Stream(seed=100 + i)) for i in range(3)]
+    found = [EnsembleFolder(path).aggregate(labels=1 + i % 5, further=True, stream=Stream(seed=i)) for i in range(12)]
+    found += [made.aggregate(further=True, stream=Stream(seed=100 + i)) for i in range(3)]
     return len(found[0]) > 0 and holders_within_budget(PEOPLE, made.plan, found)
 
 
@@ -49,7 +49,7 @@ def aggregations_at_once(path, processes=4, each=10):
             while True:
                 with contextlib.suppress(SartorError):  # without a lock another process may come first: nothing is handed out then
                     own = own or EnsembleFolder(path)
-                    found = own.aggregate(labels=2)
+                    found = own.aggregate(labels=2, further=True)
                     break
             arrays |= {f"{i}asked": found.asked, f"{i}answered": found.answered, f"{i}weights": found.weights}
         np.savez(content, **arrays)

@@ -45,13 +45,18 @@ def pate(
     if asked.out is not None:
         _check_out(Path(asked.out), asked.keep, asked.budgets, asked.policy)
     kept = _kept(asked, plan, people)
-    expected = _expected(asked, plan, work, kept)
+    if kept is not None and kept.cut_off:
+        say(f"Aggregations that were cut off before their labels were kept: {kept.cut_off}. Each is charged with the most it could cost.")
+    repeated = kept is not None and not asked.further and kept.told(**asked.voting, seeded=asked.seed is not None) is not None
+    expected = None if repeated else _expected(asked, plan, work, kept)
     _announce(asked, plan, expected)
     cast = _cast(asked, work, teachers, people, plan, kept)
-    found = cast.aggregate(**asked.voting, stream=None if asked.seed is None else Stream(asked.seed))
+    found = cast.aggregate(**asked.voting, further=asked.further, stream=None if asked.seed is None else Stream(asked.seed))
+    if repeated:
+        say("These labels were given and paid for before, and nothing further is charged; --further asks for more.")
     if asked.out is not None and len(found):  # what stands there is not replaced by nothing
         _write_labels(Path(os.path.realpath(asked.out)), found, asked.keep)
-    report = _report(asked, work, cast, found, expected)
+    report = {**_report(asked, work, cast, found, expected), "repeated": repeated}
     if asked.out is not None and not len(found):
         say(f"{_no_label(report)}, and nothing was written to {asked.out}.")
     elif asked.labels is not None and len(found) < asked.labels:
@@ -126,8 +131,8 @@ class _Once:
         self.plan, self._votes, self._classes = plan, votes, classes
         self.account: Any = None
 
-    def aggregate(self, **options: Any) -> Labels:
-        """Labels of the queries."""
+    def aggregate(self, *, further: bool, **options: Any) -> Labels:
+        """Label the queries; nothing was asked before that could be asked further."""
         from sartor.pate import aggregate
 
         votes, self._votes = self._votes, None
@@ -160,7 +165,7 @@ def _write_labels(path: Path, found: Labels, keep: str | None) -> None:
         if keep is None:
             raise
         raise SartorError(
-            f"{str(error)[:-1]}; the labels are paid for and kept: sartor.pate.EnsembleFolder({keep!r}).labels[-1]."
+            f"{str(error)[:-1]}; the labels are paid for and kept: the same command without --further writes them at no further cost."
         ) from None
 
 

@@ -61,9 +61,12 @@ class PateSettings:
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Keep teachers, votes and account here (sensitive): to go on after a stop, and to label again out of what is left.",
+            help="Keep teachers, votes, labels and account here (sensitive): the same command goes on after a stop, and costs once.",
         ),
     ] = None
+    further: Annotated[
+        bool, typer.Option("--further", help="With --keep: ask and pay for further labels, where the same request was answered before.")
+    ] = False
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Write the labels here, as a CSV of query,label.")] = None
     seed: Annotated[int | None, typer.Option(help="For tests: a seeded run can be repeated, and is not private.")] = None
 
@@ -74,6 +77,8 @@ class PateSettings:
             raise SartorError(f'--aggregator is confident or gnmax, not "{self.kind}"; the interactive one needs a student, in Python.')
         if self.kind == "gnmax" and (self.threshold is not None or self.threshold_noise is not None):
             raise SartorError("--threshold and --threshold-noise go with the confident aggregator.")
+        if self.further and self.keep is None:
+            raise SartorError("--further asks for labels beyond those in a folder: give the folder (--keep DIR).")
         if self.accounting not in (None, *_ACCOUNTING):
             raise SartorError(f'--accounting is exact, fine or paper, not "{self.accounting}".')
 

@@ -131,7 +131,7 @@ def _earlier(path: Path, charged: int) -> list[dict[str, Any]]:
     try:
         found = parse_json(path.read_text())
         return [{"round": int(point["round"]), "accuracy": float(point["accuracy"])} for point in found if point["round"] < charged]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []  # they are for people to look at, and no reason not to go on
 
 

@@ -250,6 +250,7 @@ class PrivateFedAvg(Strategy):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Charge the round, draw for it, and ask those who were drawn and are there."""
+        self._stream.check_process()
         there = self._meet(grid, 1)
         if not all(np.isfinite(part).all() for part in self._model.values() if part.dtype.kind == "f"):
             raise SartorError(
@@ -269,6 +270,7 @@ class PrivateFedAvg(Strategy):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """One noisy mean of the answers, and the server's step with it; what clients measured is dropped."""
+        self._stream.check_process()
         current = self._round
         if current is None:
             raise SartorError("aggregate_train must be called exactly once after configure_train.")

@@ -1,37 +1,39 @@
 """The clients of a run, the plan over them, and the rounds that are charged: a folder that outlives the server.
 
 `clients.json` says who is a client under which key, with which budget, and holds the plan and the server's settings; `rounds.json` how many
-rounds are charged and who has withdrawn; `state.pt` the model, the server's optimizer and the clip after the last round that ended, or
-before the first. All are for the server alone, as budgets are sensitive: the folder and its files are closed to others when it is opened,
-and a link in the place of a file is refused. The folder may be reached through links.
+rounds are charged and who has withdrawn; `state.safetensors` the model, the server's optimizer and the clip after the last round that
+ended, or before the first. All are for the server alone, as budgets are sensitive: the folder and its files are closed to others when it
+is opened, and a link in the place of a file is refused. The folder may be reached through links.
 
 Guarantee: a round is on the disk as charged before anyone is drawn for it, so nothing that a crash, a kill or a loss of power can do shows
     a round that is not charged. Two servers never charge the same round. A file that was put back or is missing, while another one proves
     a later round, is refused. A client has the one budget and the one account of its key, whatever node it speaks through.
-Proof: `charge` writes a new file, has it on the disk, and puts it in the place of the old one before it returns; a server that starts
-    again continues after the rounds charged, with coins and noise of its own. It writes only while the folder is locked, and while
+Proof: charge ahead, never repeat. `charge` writes a new file, has it on the disk, and puts it in the place of the old one before it
+    returns, and nothing takes a round back; a server that starts again continues after the rounds charged, with coins and noise under a
+    key of its own. It writes only while the folder is locked, and while
     `rounds.json`, held by its own inode, has the very bytes that this server read or wrote last, of which no two writings have the same.
     The files name each other by digests: the rounds name the clients, and the state that the last charged round began from; a state
     names the clients, the count of writings of the rounds when it was made, and the state before it. Where the rounds are put back, the
     state was made after more writings; where the state is put back, it is neither the one that the last round began from nor one made
     of that. What nothing contradicts is harmless: before a state is saved, nothing of its round is shown, and a client that has
     withdrawn says so again with every answer.
-Breaks if: the folder is copied and served twice; `rounds.json` and `state.pt` are both put back to the same moment, or the whole folder is;
-    files are written by hand so that their digests fit.
+Breaks if: the folder is copied and served twice; `rounds.json` and `state.safetensors` are both put back to the same moment, or the whole
+    folder is; files are written by hand so that their digests fit.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sartor.budgets import Budgets
 from sartor.errors import Exhausted, SartorError
@@ -41,7 +43,14 @@ from sartor.relation import Relation
 from sartor.run.account import RunAccount
 from sartor.run.files import Lock, close_folder, holding, lock, read_private, sync_folder, write_private
 
-_CLIENTS, _ROUNDS, _STATE = "clients.json", "rounds.json", "state.pt"
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CLIENTS, _ROUNDS, _STATE = "clients.json", "rounds.json", "state.safetensors"
+_PARTS = re.compile(rf"\.({'|'.join(map(re.escape, (_CLIENTS, _ROUNDS, _STATE)))})\.[0-9a-f]{{16}}")
+_LEFT = 3_600  # seconds
+_DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a file can raise that holds anything at all; every SartorError is a ValueError."""
 _IMPOSSIBLE = "the ledger has a number that its plan could not have."
 _NO_WAY_ON = "charges would be forgotten, so the run cannot go on; put back the file that belongs here, or begin a new run in a new folder."
 
@@ -120,7 +129,7 @@ class Begun:
         """What the run in a folder was begun with, for whoever looks and charges nothing: a server may be at work there."""
         try:
             return cls.of(read_private(Path(folder) / _CLIENTS))
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except _DAMAGED:
             raise SartorError(f"{folder} holds no ledger that can be read.") from None
 
 
@@ -137,9 +146,13 @@ class Ledger:
         except SartorError:
             self.close()
             raise
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except _DAMAGED:
             self.close()
             raise SartorError(f"{self.folder} holds no ledger that can be read.") from None
+        for file in list(self.folder.iterdir()):
+            with suppress(FileNotFoundError):  # halves that a kill left, and not what another machine is writing
+                if _PARTS.fullmatch(file.name) and time.time() - file.lstat().st_mtime > _LEFT:
+                    file.unlink()
         self._place = {key: i for i, key in enumerate(self.keys)}
 
     def _read(self) -> None:
@@ -231,7 +244,7 @@ class Ledger:
         try:
             begun = _Rounds.of(read_private(path / _ROUNDS)) if there else None
             other = _STATE in there and begun is not None and _digest(read_private(path / _STATE)) != begun.state
-        except (SartorError, KeyError, TypeError, ValueError, AttributeError):
+        except _DAMAGED:
             return True
         return begun is not None and (begun.written > 0 or other)
 
@@ -325,21 +338,19 @@ class Ledger:
 
     def _stored(self) -> dict[str, Any]:
         """The state in its file, and which clients and rounds it is of."""
-        import torch
-
         path = self.folder / _STATE
         content = read_private(path)
         if _digest(content) != self._state:
             raise SartorError(f"{path} was changed by another server or by hand; start again.")
         try:
-            found = torch.load(io.BytesIO(content), weights_only=True)
+            found = _state_in(content)
             whole = all(type(found[name]) is int for name in ("charged", "written"))
             known = whole and all(type(found[name]) is str for name in ("clients", "before")) and isinstance(found["state"], dict)
         except Exception as error:  # bytes of any kind: whatever is wrong with them, they are no state
             raise SartorError(f"{path} cannot be read, and the run cannot be continued without it.") from error
         if not known:
             raise SartorError(f"{path} holds no server state, and the run cannot be continued without it.")
-        return dict(found)
+        return found
 
     def close(self) -> None:
         """Let another server have the folder."""
@@ -373,8 +384,39 @@ def _digest(content: bytes) -> str:
 
 def _state_file(state: Mapping[str, Any], *, charged: int, written: int, clients: str, before: str) -> bytes:
     """A state, the clients that it is of, the rounds charged and written when it was made, and the state that its round began from."""
-    import torch
+    from safetensors.torch import save
 
-    content = io.BytesIO()
-    torch.save({"charged": charged, "written": written, "clients": clients, "before": before, "state": dict(state)}, content)
-    return content.getvalue()
+    tensors: list[Tensor] = []
+    document = {"charged": charged, "written": written, "clients": clients, "before": before, "state": _plain(state, tensors)}
+    arrays = {str(number): part.detach().clone().contiguous() for number, part in enumerate(tensors)}
+    return save(arrays, {"state": json.dumps(document)})
+
+
+def _state_in(content: bytes) -> dict[str, Any]:
+    """What `_state_file` was given."""
+    from safetensors.torch import load
+
+    arrays = load(content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    found = json.loads(header["__metadata__"]["state"])
+    return {**found, "state": _whole_state(found["state"], arrays)}
+
+
+def _plain(value: Any, tensors: list[Tensor]) -> Any:
+    """A state as JSON has it: a tensor is a list of its number, and any other list begins with null."""
+    from torch import Tensor
+
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return [len(tensors) - 1]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part, tensors) for name, part in value.items()}
+    return [None, *(_plain(part, tensors) for part in value)] if isinstance(value, list | tuple) else value
+
+
+def _whole_state(value: Any, arrays: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        return {name: _whole_state(part, arrays) for name, part in value.items()}
+    if not isinstance(value, list):
+        return value
+    return [_whole_state(part, arrays) for part in value[1:]] if value[0] is None else arrays[str(value[0])]

@@ -81,7 +81,8 @@ class Round:
         return False
 
     def release(self, stream: Stream) -> Released:
-        """Close the round: the sums with their noise. Charge for the round before anyone can see it."""
+        """Close the round: the sums with their noise. Charge for the round before anyone is drawn for it."""
+        stream.check_process()
         if self._released:
             raise SartorError("this round was released: a second release would show its sum under other noise.")
         witness = witness_of(stream)

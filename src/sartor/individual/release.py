@@ -17,6 +17,7 @@ Breaks if: the condition does not hold; a request is chosen by looking at the fi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,12 +60,23 @@ def even_bins(plan: Plan, bins: int) -> tuple[float, ...]:
     return tuple(np.round(np.linspace(0.0, cap_of(plan), bins + 1), 12).tolist())
 
 
-def released(plan: Plan, figures: Figures, request: Request, *, epsilon: float, delta: float, stream: Stream | None = None) -> Release:
-    """The answer to a request, at a price. Whoever shows it must have charged for it, as `Reserve.release` does."""
+def released(
+    plan: Plan,
+    figures: Figures,
+    request: Request,
+    *,
+    epsilon: float,
+    delta: float,
+    stream: Stream | None = None,
+    ahead: Callable[[], None] | None = None,
+) -> Release:
+    """The answer to a request, at a price; `ahead` charges for it, before anything is drawn, as `Reserve.release` does."""
     check(plan, figures, request)
     cap, everybody = cap_of(plan), len(figures)
     source = Stream() if stream is None else stream
     source.take()
+    if ahead is not None:
+        ahead()
     noise = Noise(gaussian.mu_for(epsilon * (1 - MARGIN), delta * (1 - MARGIN)), source)
     whole = sum(SHARES[name] for name in request.wanted)
     share = {name: SHARES[name] / whole for name in request.wanted}

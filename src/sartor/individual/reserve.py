@@ -1,19 +1,20 @@
 """The reserve of a plan in a folder: what was released out of it, and what it cost.
 
     reserve.json    which plan it is of, and the secret by which its files are known
-    charge-*        every release, with what was asked and what was answered; `charged` counts them
+    charge-*        every release, with what was asked and what it costs; `charged` counts them
+    answer-*        what was answered
     lock            held while something is asked
 
 The folder is for its owner alone (0700). It is begun with the run, so that one that is missing is not taken for one that nothing was
 released from.
 
 Guarantee: all releases of one folder, one after another or at once, through kills at any moment, together cost no holder more than their
-    reserve: (reserve epsilon, reserve delta) at their own budget. What was charged can be had again, and the same request costs once.
-Proof: a release is charged, with its answer in the same file, before it is returned (`sartor.run.charges`): a kill leaves both, or neither
-    and nobody saw the answer. All holders undergo the same releases, whose epsilons and deltas add up, also where each is asked for after
-    the answers before it (basic composition as a filter: Rogers et al. 2016), and the strictest finite epsilon binds. A release of
-    epsilon e has delta e d / s, where d and s are the smallest delta and the smallest epsilon of any finite budget: epsilons that add up
-    to at most reserve s have deltas that add up to at most reserve d.
+    reserve: (reserve epsilon, reserve delta) at their own budget. What was answered can be had again, and the same request costs once.
+Proof: charge ahead, never repeat (`sartor.run.charges`): a release is charged before its noise is drawn, under a key of its own that is
+    never on a disk, and what a kill cuts off stays charged. All holders undergo the same releases, whose epsilons and deltas add up, also
+    where each is asked for after the answers before it (basic composition as a filter: Rogers et al. 2016), and the strictest finite
+    epsilon binds. A release of epsilon e has delta e d / s, where d and s are the smallest delta and the smallest epsilon of any finite
+    budget: epsilons that add up to at most reserve s have deltas that add up to at most reserve d.
 Breaks if: the folder is copied, put back to what it was as a whole, or begun a second time for the same run; a release is made elsewhere.
 """
 
@@ -24,7 +25,7 @@ import math
 import os
 import re
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,11 @@ _PARTS = re.compile(rf"\.(reserve\.json|{PART})\..*")
 
 @dataclass(frozen=True)
 class Charge:
-    """A release, and the request that it answers."""
+    """A request, what its release costs, and the release once there is one."""
 
     request: dict[str, Any] = field(repr=False)
-    release: Release
+    epsilon: float
+    release: Release | None = None
 
 
 class Reserve:
@@ -122,11 +124,16 @@ class Reserve:
 
     @property
     def releases(self) -> tuple[Release, ...]:
-        """Everything that was released out of it, as far as this object knows."""
-        return tuple(charge.release for charge in self._charges.made)
+        """Everything that was released out of it and not cut off, as far as this object knows."""
+        return tuple(charge.release for charge in self._charges.made if charge.release is not None)
+
+    @property
+    def spent(self) -> float:
+        """The epsilon that was charged, also for what a kill or an error cut off, as far as this object knows."""
+        return math.fsum(charge.epsilon for charge in self._charges.made)
 
     def release(self, figures: Figures, request: Request, *, epsilon: float, stream: Stream | None = None) -> Release:
-        """Answer a request at this epsilon, and charge for it before the answer can be seen.
+        """Answer a request at this epsilon, and charge for it before anything is drawn.
 
         A request that was answered at the same epsilon before gets the same answer, whatever has become of the figures, and costs nothing.
         A seeded stream is for tests, and its answer for seeded requests alone.
@@ -139,8 +146,12 @@ class Reserve:
             if before is not None:
                 return before
             self._check_left(epsilon)
-            found = released(self.plan, figures, request, epsilon=epsilon, delta=delta_for(self.plan, epsilon), stream=stream)
-            self._charges.add(Charge(_document(request), found), held)
+            charge = Charge(_document(request), epsilon)
+            if stream is not None:
+                stream.incarnate(len(self._charges.made))
+            how: dict[str, Any] = {"epsilon": epsilon, "delta": delta_for(self.plan, epsilon), "stream": stream}
+            found = released(self.plan, figures, request, **how, ahead=lambda: self._charges.add(charge, held))
+            self._charges.settle(replace(charge, release=found))
             return found
 
     def told(self, request: Request, *, epsilon: float) -> Release | None:
@@ -152,14 +163,15 @@ class Reserve:
     def _told(self, request: Request, epsilon: float, *, seeded: bool) -> Release | None:
         asked = recognised(_document(request))
         for charge in self._charges.made:
-            if recognised(charge.request) == asked and charge.release.epsilon == epsilon and charge.release.private != seeded:
-                return charge.release
+            found = charge.release
+            if found is not None and recognised(charge.request) == asked and charge.epsilon == epsilon and found.private != seeded:
+                return found
         return None
 
     def _check_left(self, epsilon: float) -> None:
         """Refuse what somebody's reserve does not cover; of a group of fewer than ten holders nothing is told but that."""
         plan = self.plan
-        spent = math.fsum(release.epsilon for release in self.releases)
+        spent = self.spent
         whole = plan.reserve * plan.epsilon
         short = spent + epsilon > whole * (1 + MARGIN / 2)
         if not short.any():
@@ -213,10 +225,12 @@ def _document(request: Request) -> dict[str, Any]:
 
 
 def _packed(charge: Charge) -> Stored:
-    content = json.dumps({"request": charge.request, "release": charge.release.to_json()}, allow_nan=False)
+    found = None if charge.release is None else charge.release.to_json()
+    content = json.dumps({"request": charge.request, "epsilon": charge.epsilon, "release": found}, allow_nan=False)
     return {"document": np.frombuffer(content.encode(), np.uint8)}
 
 
 def _unpacked(stored: Stored) -> Charge:
     document = json.loads(stored["document"].tobytes())
-    return Charge(dict(document["request"]), Release.from_json(document["release"]))
+    found = None if document["release"] is None else Release.from_json(document["release"])
+    return Charge(dict(document["request"]), float(document["epsilon"]), found)

@@ -9,15 +9,17 @@ nothing of the ensemble is ever written outside of it:
     teaching.json   fingerprints of settings, data, ownership and queries, and the seed of the teachers
     teacher-*       finished teachers: votes and weights
     votes           the votes of all teachers
-    charge-*        what was released, and what it cost (`charges`); `charged` counts them
+    charge-*        every release, with the most that it can cost; `charged` counts them
+    answer-*        what was answered, and what it cost after all
     lock            held while something is written
 
 Guarantee: whatever is aggregated from one folder by the data-independent bound, one after another or at once, through kills at any moment,
-    in all keeps everyone's budget. Whoever goes on with it has the same people, with the same records, at the same teachers, under the same
-    plan.
-Proof: `sartor.run.charges` for the account. Everything else is written once; teachers, votes and charges prove where they belong
-    (`sealed`), and what is to be taught is compared with what was. Parts of files that a kill left are removed when the folder is opened
-    next.
+    in all keeps everyone's budget. A request that was answered gets its latest answer again, at no further cost, unless it asks for
+    `further` labels. Whoever goes on with it has the same people, with the same records, at the same teachers, under the same plan.
+Proof: `sartor.run.charges` for the account. Charge ahead, never repeat: the most that an aggregation can cost is on the disk before it
+    draws, and what a kill cuts off stays charged with that; each has a key of its own, which is never on a disk; an answer given again is
+    no release. Everything else is written once; teachers, votes and charges prove where they belong (`sealed`), and what is to be
+    taught is compared with what was. Parts of files that a kill left are removed when the folder is opened next.
 Breaks if: the folder is copied, or put back to what it was; the same people are taught in a second folder: each folder knows its own
     account alone; or a voting by the data-dependent bound is shown, which keeps budgets by that bound alone.
 """
@@ -43,12 +45,12 @@ from sartor.errors import Infeasible, SartorError
 from sartor.numbers import from_json_number, to_json_number
 from sartor.ownership import Ownership
 from sartor.pate.account import Bound, PateAccount
-from sartor.pate.charges import Charge, Charges
+from sartor.pate.charges import Charge, Charges, request_of
 from sartor.pate.costs import Accountant
 from sartor.pate.partition import check_owners, partition
 from sartor.pate.plan import PatePlan, whole
 from sartor.pate.publish import Published, published
-from sartor.pate.voting import Labels, aggregate, checked_votes
+from sartor.pate.voting import Labels, aggregate, checked_votes, warn_of_votes
 from sartor.run import sealed
 from sartor.run.charges import PART
 from sartor.run.files import Lock, lock, same, write_private
@@ -74,17 +76,22 @@ class EnsembleFolder:
     >>> with tempfile.TemporaryDirectory() as place:
     ...     folder = EnsembleFolder.create(f"{place}/kept", plan, people)
     ...     folder.put(np.zeros((300, 10), int), classes=3)
-    ...     first, second = len(folder.aggregate()), len(EnsembleFolder(f"{place}/kept").aggregate())
-    >>> first > 0, second  # a second aggregation finds what the first has left
+    ...     first, same = folder.aggregate(labels=5), EnsembleFolder(f"{place}/kept").aggregate(labels=5)
+    ...     further, none = len(folder.aggregate(further=True)), len(folder.aggregate(further=True))
+    >>> bool(np.all(first.labels == same.labels)), len(first)  # the same request costs once
+    (True, 5)
+    >>> further > 0, none  # further labels are of what earlier ones left
     (True, 0)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open the ensemble in a folder, and remove what a kill has left there half written."""
         self.path = Path(os.path.realpath(path))
-        if not self.is_in(self.path):
+        if not os.path.lexists(self.path / "lock") and not self.is_in(self.path):
             raise SartorError(f"{self.path} holds no ensemble.")
         with lock(self.path) as held:
+            if not self.is_in(self.path):  # nor did whoever had the lock begin one
+                raise SartorError(f"{self.path} holds no ensemble.")
             _own(self.path)
             for file in _files(self.path):
                 if _PARTS.fullmatch(file.name):
@@ -244,16 +251,63 @@ class EnsembleFolder:
         student: NDArray[np.float64] | None = None,
         labels: int | None = None,
         go_on: bool = False,
+        further: bool = False,
         stream: Stream | None = None,
     ) -> Labels:
-        """Label the queries out of what earlier aggregations left, and charge for it before the labels can be seen."""
+        """Label the queries out of what earlier aggregations left, and charge for it before anything is drawn.
+
+        A request that was answered before gets its latest answer again, at no further cost; with `further` it is asked anew.
+
+        Args:
+            bound: What costs are charged by, as for `sartor.pate.aggregate`; so are the next four.
+            accountant: How costs add up.
+            student: An interactive aggregator's probabilities.
+            labels: A number of labels that is enough.
+            go_on: Whether to continue without the groups that are out.
+            further: Ask also what was asked before, and pay for it.
+            stream: For tests: a seeded one protects nobody, and gets the answers of seeded requests alone.
+
+        Returns:
+            The labels, with the account of this aggregation.
+
+        Raises:
+            SartorError: if nothing can be asked so, or the teachers have not voted; nothing is charged then.
+        """
+        asked = {"bound": bound, "accountant": accountant, "student": student, "labels": labels, "go_on": go_on}
+        request = request_of(**asked, seeded=stream is not None and stream.seeded)  # type: ignore[arg-type]
         with lock(self.path) as held:
             self._charges.read(held)
+            before = None if further else self._charges.told(request)
+            if before is not None:
+                warn_of_votes(bound)
+                return before
             votes, classes = self._votes()
-            options = {"accountant": accountant, "student": student, "labels": labels, "go_on": go_on, "stream": stream}
-            found = aggregate(self.plan, votes, classes, bound=bound, before=self._charges.accounts, **options)  # type: ignore[arg-type]
-            self._charges.add(Charge(found.account, found.labels), held)
+            if stream is not None:
+                stream.incarnate(len(self._charges.made))
+            found = aggregate(
+                self.plan,
+                votes,
+                classes,
+                before=self._charges.accounts,
+                **asked,  # type: ignore[arg-type]
+                stream=stream,
+                ahead=lambda most: self._charges.add(Charge(request, most), held),
+            )
+            self._charges.settle(Charge(request, found.account, found))
             return found
+
+    def told(
+        self,
+        *,
+        bound: Bound = "independent",
+        accountant: Accountant | None = None,
+        student: NDArray[np.float64] | None = None,
+        labels: int | None = None,
+        go_on: bool = False,
+        seeded: bool = False,
+    ) -> Labels | None:
+        """Look up the latest answer to a request of `aggregate`, as far as this object knows; None if it was never answered."""
+        return self._charges.told(request_of(bound, accountant, student, labels, go_on=go_on, seeded=seeded))
 
     def publish_spent(
         self,
@@ -267,17 +321,25 @@ class EnsembleFolder:
         """What everything made of these votes cost by the data-dependent bound, released with noise, once, out of the reserve.
 
         `publish` says where that is possible; `order`, `distance` and `margin_scale` are chosen from public facts; `smooth` says how.
+        Until something more is made of the votes, the same request gets the same figure.
 
         Guarantee: with the labels, (epsilon, delta)-DP at everyone's whole budget; the figure is at least the true bound with probability
             1 - failure. It is weak where few teachers or little reserve are given, and never above the data-independent spend.
         """
+        options = {"order": order, "distance": distance, "margin_scale": margin_scale, "failure": failure}
+        request = {**options, "seeded": stream is not None and stream.seeded}
         with lock(self.path) as held:
             self._charges.read(held)
-            if any(charge.account is None for charge in self._charges.made):
+            earlier = next((charge for charge in self._charges.made if charge.account is None), None)
+            if earlier is not None:
+                if isinstance(earlier.answer, Published) and earlier is self._charges.made[-1] and earlier.request == request:
+                    return earlier.answer
                 raise Infeasible("the reserve was spent by an earlier release of the spend.")
-            options = {"order": order, "distance": distance, "margin_scale": margin_scale, "failure": failure, "stream": stream}
-            found = published(self.plan, *self._votes(), self._charges.accounts, **options)  # type: ignore[arg-type]
-            self._charges.add(Charge(), held)
+            if stream is not None:
+                stream.incarnate(len(self._charges.made))
+            how = {**options, "stream": stream, "ahead": lambda: self._charges.add(Charge(request), held)}
+            found = published(self.plan, *self._votes(), self._charges.accounts, **how)  # type: ignore[arg-type]
+            self._charges.settle(Charge(request, answer=found))
             return found
 
     @property
@@ -292,8 +354,13 @@ class EnsembleFolder:
 
     @property
     def labels(self) -> list[NDArray[np.int64]]:
-        """The labels of each aggregation, for whoever lost what was paid for: one for each query, -1 where none was given."""
-        return [charge.labels for charge in self._charges.made if charge.labels is not None]
+        """The labels of each aggregation that was not cut off: one for each query, -1 where none was given."""
+        return [found.labels for found in self._charges.labels]
+
+    @property
+    def cut_off(self) -> int:
+        """How many aggregations a kill or an error cut off: they have no labels, and are charged with the most that they could cost."""
+        return len(self.accounts) - len(self.labels)
 
     def __repr__(self) -> str:
         return f"EnsembleFolder({self.plan!r}, {len(self._charges.made)} charges)"
@@ -385,9 +452,13 @@ def _files(folder: Path) -> list[Path]:
 
 def _refuse_others(folder: Path) -> None:
     """Begin only where nothing is, but for what an earlier beginning may have left."""
-    if EnsembleFolder.is_in(folder):
-        raise SartorError(f"{folder} holds an ensemble already: it stays as it is; open it.")
-    if any(file.name != "lock" and not _PARTS.fullmatch(file.name) for file in _files(folder)):
+    names = {file.name for file in _files(folder)}
+    if _ENSEMBLE in names:
+        raise SartorError(
+            f"{folder} holds an ensemble already, which stays as it is: go on with it by the same command again, or in Python by "
+            "EnsembleFolder(path)."
+        )
+    if any(name != "lock" and not _PARTS.fullmatch(name) for name in names):
         raise SartorError(f"{folder} holds other files and no ensemble: give an empty folder or a new one.")
 
 

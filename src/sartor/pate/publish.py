@@ -6,7 +6,7 @@ stopped by the noise alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +63,12 @@ def published(
     margin_scale: float | None,
     failure: float,
     stream: Stream | None,
+    ahead: Callable[[], None],
 ) -> Published:
-    """The figure, for the whole of the reserve; `order`, `distance` and `margin_scale` are chosen from public facts (`smooth`)."""
+    """The figure, for the whole of the reserve; `order`, `distance` and `margin_scale` are chosen from public facts (`smooth`).
+
+    `ahead` charges, before anything is drawn.
+    """
     check(plan, accounts)
     epsilon, delta = float(plan.epsilon.min()), float(plan.delta.min())
     own = (plan.reserve * epsilon, plan.reserve * delta)
@@ -82,6 +86,7 @@ def published(
         raise Infeasible("the reserve is too small for a release with this margin_scale: raise one of them.") from None
     source = Stream() if stream is None else stream
     source.take()
+    ahead()
     noise = source.generator("pate bound", 0)
     found = smooth.release(
         counts, plan.aggregator.noise, order, chosen.beta, chosen.scale, noise, margin_scale=margin_scale, failure=failure

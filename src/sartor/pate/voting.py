@@ -9,8 +9,9 @@ spent, are private facts: for research on data that may be shown.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from sartor.pate.account import Bound, PateAccount
 from sartor.pate.aggregators import NONE, Confident
 from sartor.pate.costs import Accountant, payable
 from sartor.pate.plan import PatePlan, whole
-from sartor.pate.rows import per_row, row_count
+from sartor.pate.rows import per_row, row_count, sensitivities
 from sartor.run.stream import Stream
 from sartor.run.witness import Poll, Test, witness_of
 
@@ -66,12 +67,13 @@ def aggregate(
     go_on: bool = False,
     before: Sequence[PateAccount] = (),
     stream: Stream | None = None,
+    ahead: Callable[[PateAccount], None] | None = None,
 ) -> Labels:
     """Label the queries, in their order, whose `votes` (queries, teachers) are given, until somebody cannot pay for another.
 
     `student` is an interactive aggregator's: its probabilities (queries, classes). `labels` is a number of labels that is enough. `go_on`
     continues without the groups that are out. `before` are the accounts of earlier votings over the same people. `stream` is for tests; a
-    seeded one protects nobody.
+    seeded one protects nobody. `ahead` is given the most that this can cost, to be charged before anything is drawn.
 
     Guarantee: by the data-independent bound this voting and those in `before` together keep everyone's budget.
     Breaks if: the same people's votes are aggregated again without this voting's account in `before`: nothing remembers it here. What is to
@@ -86,17 +88,29 @@ def aggregate(
     plan.aggregator.check(queries, classes, student)
     source = Stream() if stream is None else stream
     source.take()
-    voting = Voting(plan, votes, classes, student, accountant or (Accountant.fine() if bound == "dependent" else Accountant()), source)
+    voting = Voting(plan, votes, classes, student, accountant_of(bound, accountant), source)
     voting.charge_earlier(before, bound)
+    if ahead is not None:
+        ahead(voting.most(enough, bound))
     voting.run(enough, bound, go_on)
+    warn_of_votes(bound)
+    return voting.result(bound)
+
+
+def warn_of_votes(bound: str) -> None:
+    """Warn whoever called the caller where what they get follows the private votes."""
     if bound == "dependent":
         warnings.warn(
             "where this voting stopped and what it spent follow the private votes: no guarantee holds for showing them; the "
             "data-independent bound has one.",
             DataDependent,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return voting.result(bound)
+
+
+def accountant_of(bound: str, accountant: Accountant | None) -> Accountant:
+    """The accountant that was given, or what is usual under a bound."""
+    return accountant or (Accountant.fine() if bound == "dependent" else Accountant())
 
 
 def checked_votes(plan: PatePlan, votes: Any, classes: int) -> NDArray[Any]:
@@ -139,8 +153,12 @@ class Voting:
         self.active = np.ones(plan.teachers, bool)
         self.weights: list[Array] = []
         self.offset = 0
-        self.noise = stream.generator("pate", 0)
         self.witness = witness_of(stream)
+
+    @cached_property
+    def noise(self) -> np.random.Generator:
+        """Of tests and answers, one after another; there is none before the first is asked."""
+        return self.stream.generator("pate", 0)
 
     def charge_earlier(self, before: Sequence[PateAccount], bound: Bound) -> None:
         """Begin where earlier votings over the same people ended."""
@@ -158,6 +176,21 @@ class Voting:
             self.divergence = np.zeros((len(self.cost), len(orders)))
             self.divergence_before = sum((account.divergence_at(self.accountant) for account in before), np.zeros_like(self.divergence))
         self.before = sum((account.cost for account in before), self.before)
+
+    def most(self, enough: float, bound: Bound) -> PateAccount:
+        """The most that this can cost: every query tested, as many answered as are enough, or all that each row has left."""
+        test, answer = self._prices()
+        queries = int(len(self.votes) if test else min(len(self.votes), enough))
+        squares = sensitivities(self.plan) ** 2
+        cost = squares * (queries * test + min(queries, enough) * answer)
+        if bound == "independent":
+            left = per_row(self.plan, self.accountant.allowance(*self.plan.spendable)) - self.before
+            cost = np.minimum(cost, np.maximum(left, 0.0))
+        answered = np.divide(cost - squares * queries * test, squares * answer, out=np.zeros_like(cost), where=squares > 0)
+        asked = np.where(cost > 0, queries, 0)
+        divergence = None if bound == "independent" else cost[:, None] / 2 * np.asarray(self.accountant.orders)
+        rows = (cost, asked, np.ceil(np.clip(answered, 0, asked)).astype(np.int64))
+        return PateAccount(self.plan, self.accountant, bound, *rows, divergence, queries, self.stream.seeded)
 
     def run(self, enough: float, bound: Bound, go_on: bool) -> None:
         """Ask until somebody is out, all is asked, or there are labels enough."""
@@ -220,6 +253,7 @@ class Voting:
 
     def _ask(self, place: int, count: int, weights: Array) -> Array:
         """Ask queries that everyone can pay for, and what each row of the account owes for them."""
+        self.stream.check_process()  # its noise goes on where it was, so another process would draw the same
         part = slice(place, place + count)
         counts = _counts(self.votes[part], self.classes, weights)
         student = None if self.student is None else self.student[part]

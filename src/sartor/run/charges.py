@@ -1,12 +1,13 @@
-"""The account of a folder on the disk: one file for each release, which is written once and never again.
+"""The account of a folder on the disk: for each release what it may cost, before anything of it is drawn, and then its answer.
 
-Guarantee: what was ever released from a folder is charged in it, and of several processes that go on from the same account at once one
-    alone can charge, with or without a lock.
-Proof: a charge is a new file under the next number, with what it paid for in it. It comes to its name whole and only if no file has that
-    name (`write_private(new=True)`), and is on the disk before `add` returns. Each proves, by a hash, which one was before it, and
-    `charged` says how many there were: a charge that is missing, cut short, changed, or put in the place of another is noticed, and an
-    older file that is put back is the same file. Nothing is handed out that `add` has not returned for, or that `read` has not counted:
-    where a kill came between a charge and its count, `charged` is raised on the disk before anybody can see what the charge paid for.
+Guarantee: charge ahead, never repeat. What was ever drawn for a folder is charged in it, shown or not; of several processes that go on from
+    the same account at once one alone can charge, with or without a lock; and what was answered can be had again.
+Proof: `add` writes a new file under the next number, with the most that the release can cost, and returns when it is on the disk; noise is
+    drawn after that, under a key of this process alone. The file comes to its name whole and only if no file has that name
+    (`write_private(new=True)`). Each proves, by a hash, which one was before it, and `charged` says how many there were: a charge that is
+    missing, cut short, changed, or put in the place of another is noticed, and an older file that is put back is the same file. `settle`
+    writes the answer, with what it really cost, beside its own charge, once, before anybody sees it. Without an answer the charge stands:
+    what a kill or an error cuts off is lost, and paid for, at most one release each time.
 Breaks if: the whole folder is copied, or put back to what it was; the last charges are removed and `charged` with them.
 """
 
@@ -27,12 +28,12 @@ Stored = Mapping[str, NDArray[Any]]
 Charge = TypeVar("Charge")
 
 _CHARGED = "charged"
-PART = r"charged|charge-\d+"
+PART = r"charged|(charge|answer)-\d+"
 """Names of the files, as a pattern: a kill may leave halves beside them."""
 
 
 class Charges(Generic[Charge]):
-    """The charges in a folder, oldest first; `packed` and `unpacked` say how one is arrays in a file."""
+    """The charges in a folder, oldest first; `packed` and `unpacked` say how one is arrays in a file, with its answer or without."""
 
     def __init__(self, folder: Path, secret: bytes, packed: Callable[[Charge], Stored], unpacked: Callable[[Stored], Charge]) -> None:
         self.folder, self._secret, self._packed, self._unpacked = folder, secret, packed, unpacked
@@ -50,31 +51,42 @@ class Charges(Generic[Charge]):
             )
         made, last = [], ""
         for number in numbers:
-            stored = sealed.opened(self._secret, _place(number, last), self._file(number))
-            try:
-                made.append(self._unpacked(stored))
-            except (ValueError, KeyError, TypeError):
-                raise SartorError(f"{self._file(number)} is no charge that can be read.") from None
+            charge = self._opened(self._file(number), f"charge {number} after {last}")
             last = _fingerprint(self._file(number))
+            answered = self._file(number, "answer").exists()
+            made.append(self._opened(self._file(number, "answer"), f"answer of {last}") if answered else charge)
         if len(made) > counted:
             lock.check()
             self._count(len(made))
         self.made, self._last = tuple(made), last
 
     def add(self, charge: Charge, lock: Lock) -> None:
-        """Charge for what is to be handed out next: on the disk when this returns; an error if anybody else has charged since `read`."""
+        """Charge for what is to be drawn next: on the disk when this returns; an error if anybody else has charged since `read`."""
         number = len(self.made)
-        content = sealed.sealed(self._secret, _place(number, self._last), self._packed(charge))
+        content = sealed.sealed(self._secret, f"charge {number} after {self._last}", self._packed(charge))
         lock.check()
         write_private(self._file(number), content, new=True)
         self.made, self._last = (*self.made, charge), _fingerprint(self._file(number))
         self._count(len(self.made))
 
+    def settle(self, charge: Charge) -> None:
+        """Keep the last charge's answer, with what it cost after all: to be shown when this returns."""
+        content = sealed.sealed(self._secret, f"answer of {self._last}", self._packed(charge))
+        write_private(self._file(len(self.made) - 1, "answer"), content, new=True)
+        self.made = (*self.made[:-1], charge)
+
+    def _opened(self, file: Path, place: str) -> Charge:
+        stored = sealed.opened(self._secret, place, file)
+        try:
+            return self._unpacked(stored)
+        except (ValueError, KeyError, TypeError):
+            raise SartorError(f"{file} is no charge that can be read.") from None
+
     def _count(self, charges: int) -> None:
         write_private(self.folder / _CHARGED, str(charges).encode())
 
-    def _file(self, number: int) -> Path:
-        return self.folder / f"charge-{number:05d}"
+    def _file(self, number: int, kind: str = "charge") -> Path:
+        return self.folder / f"{kind}-{number:05d}"
 
     def _witness(self) -> int:
         path = self.folder / _CHARGED
@@ -84,10 +96,6 @@ class Charges(Generic[Charge]):
         if not re.fullmatch(rb"\d{1,9}", content):
             raise SartorError(f"{path} is damaged: put it back from where it was copied.")
         return int(content)
-
-
-def _place(number: int, before: str) -> str:
-    return f"charge {number} after {before}"
 
 
 def _fingerprint(file: Path) -> str:

@@ -139,6 +139,11 @@ class Journal:
         self._stands = (written,)
         self._sweep()
 
+    @property
+    def is_charged(self) -> bool:
+        """Whether anything was charged here, or may have been when a signal came."""
+        return self._number > 0
+
     def content(self) -> bytes:
         """The checkpoint that stands."""
         found = read_private(self.folder / self._file)

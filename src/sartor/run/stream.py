@@ -63,9 +63,7 @@ class Stream:
             SartorError: if this process was forked from the one that made it.
         """
         if os.getpid() != self._process:
-            raise SartorError(
-                "this stream is another process's, and both would draw the same noise; make the run in the process that runs it."
-            )
+            raise SartorError("this stream is another process's, and both would draw the same noise; make the stream in this one.")
 
     def take(self) -> None:
         """Give this stream to a run; a second run with the same noise would show the difference of the two bare.

@@ -148,7 +148,7 @@ class Keeper:
         charged = max(run.drawn, run.steps)
         over = over or charged == run.plan.steps
         whole = not run.moving and not self._is_halfway
-        if self._journal.entry.charged:  # else nothing was ever charged
+        if self._journal.is_charged:
             content = self._content(over=over, **public) if whole or over else None
             self._journal.give_back(charged, lost=run.lost, over=over, checkpoint=content)
         run.settle(charged)
