@@ -8,10 +8,10 @@
 No mutant is shipped. `python -m mutants` plants them one after the other and prints who caught each, in how many seconds.
 """
 
-from mutants import accounting, federated, files, filters, gradients, individual, pate, sampling, sgd
+from mutants import accounting, federated, files, filters, gradients, individual, pate, runs_that_go_on, sampling, sgd
 from mutants.machinery import MUTANTS, Catcher, Mutant, catchers, planted
 
-ROOMS = (sgd, gradients, sampling, accounting, filters, pate, federated, individual, files)
+ROOMS = (sgd, runs_that_go_on, gradients, sampling, accounting, filters, pate, federated, individual, files)
 """Where the mutants are."""
 
 __all__ = ["MUTANTS", "ROOMS", "Catcher", "Mutant", "catchers", "planted"]

@@ -4,11 +4,9 @@ import stat
 import tempfile
 from pathlib import Path
 
-import sartor
 from mutants.machinery import catcher, mutant
 from sartor.run import files
 from sartor.run.account import RunAccount
-from sartor.sgd import checkpoint
 from sartor_testing import private_runs as runs
 
 
@@ -20,14 +18,6 @@ def MODES(plan):
         return any(stat.S_IMODE(path.stat().st_mode) & 0o077 for path in root.rglob("*") if path.is_file() and path.name != "lock")
 
 
-@catcher("keys that a finished run leaves behind", "test", lambda: runs.planned("scale", 4))
-def KEYS(plan):
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "run"
-        runs.fitted(checkpoints=sartor.Checkpoints(root, 2), plan=plan)
-        return any('"stream": {' in path.read_text() for path in root.rglob("state.json"))
-
-
 @catcher("whether a seeded run calls itself private", "test", lambda: runs.planned("scale", 3))
 def SEEDED(plan):
     return runs.fitted(plan=plan).account.to_json()["private"] is not False
@@ -35,7 +25,7 @@ def SEEDED(plan):
 
 @mutant(MODES)
 def checkpoint_open_to_others(patch):
-    """The key of the noise can be read by everybody on the machine."""
+    """Checkpoints can be read by everybody on the machine."""
     right = files._write
 
     def open_(path, content, *, mode, new):
@@ -43,12 +33,6 @@ def checkpoint_open_to_others(patch):
         path.chmod(0o644)
 
     patch.setattr(files, "_write", open_)
-
-
-@mutant(KEYS)
-def key_kept_after_the_run(patch):
-    """Checkpoints with the key of the noise stay when the run is over."""
-    patch.setattr(checkpoint, "_remove_others", lambda root, name: None)
 
 
 @mutant(SEEDED, quick=True)

@@ -1,22 +1,17 @@
 """Breaks of a training step: noise, clips, divisors, charges, and what a resumed run begins with."""
 
 import dataclasses
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from mutants import attacks, replays
 from mutants.machinery import Catcher, catcher, mutant
-from sartor.errors import SartorError
 from sartor.ownership import Ownership
 from sartor.run.account import RunAccount
 from sartor.run.sampling import PoissonSampler
-from sartor.run.stream import Stream
 from sartor.sgd import loader as loading
 from sartor.sgd import run as running
-from sartor.sgd.checkpoint import Checkpoint
 from sartor.sgd.gradients import PerExample
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.pieces import Draws, Piece
@@ -47,26 +42,6 @@ def NOISE(_):
 @catcher("steps of empty batches", "test", lambda: runs.planned("sample", 40, 0.3))
 def EMPTY(_):
     return not runs.empty_batches_step_with_noise()
-
-
-def resumed(scheme, name, settings=None):
-    """Whether a run that was stopped and resumed ends where one without a stop does; a refusal to go on counts as seen."""
-
-    def sees(_):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                return not runs.resumes_to_the_same_end(Path(folder) / "run", scheme=scheme, **(settings or {}))
-            except SartorError as error:
-                return "the scheduler differs" in str(error)
-
-    return Catcher(name, "test", sees, lambda: runs.planned(scheme, runs.STEPS))
-
-
-END, SAMPLED_END = resumed("scale", "end of a resumed run"), resumed("sample", "end of a resumed run (sample)")
-SEQUENTIAL_END = resumed("sequential", "end of a resumed run (sequential)")
-SCHEDULED_END = resumed(
-    "scale", "end of a resumed run with a scheduler", {"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 3, 0.5)}
-)
 
 
 @catcher("account of a finished run", "test", lambda: runs.planned("scale", 3))
@@ -441,67 +416,3 @@ def unclipped_average_left_in_p_grad(patch):
 
     patch.setattr(PerExample, "clipped_sums", noting)
     patch.setattr(PrivateOptimizer, "_move", leaving)
-
-
-# --- runs that go on ---
-
-
-def after_resuming(patch, change):
-    """Do something to the optimizer and the loader of a run that was resumed, at the step from which it goes on."""
-    right = Checkpoint._restore
-
-    def changed(self, optimizer, loader, scheduler):
-        right(self, optimizer, loader, scheduler)
-        change(optimizer.run, loader, optimizer.run.steps)
-
-    patch.setattr(Checkpoint, "_restore", changed)
-
-
-@mutant(SAMPLED_END, SEQUENTIAL_END)
-def sampling_rates_of_the_beginning_after_a_resume(patch):
-    """A resumed run draws as in its first steps."""
-
-    def stale(run, loader, done):
-        right = loader.draws.sampler.draw
-        loader.draws.sampler.draw = lambda step: dataclasses.replace(right(step - done), step=step)
-
-    after_resuming(patch, stale)
-
-
-@mutant(replays.RESUMED, quick=True)
-def coins_tossed_again_on_resume(patch):
-    """A resumed run has new coins, so a step that was taken twice has two batches under one noise."""
-
-    def again(run, loader, done):
-        loader.draws.sampler._stream = Stream(99)
-
-    after_resuming(patch, again)
-
-
-@mutant(replays.RESUMED, END)
-def checkpoint_noise_begun_anew(patch):
-    """A resumed run has the noise of its first steps again."""
-
-    def again(run, loader, done):
-        right = run._noisy
-        run._noisy = lambda sums, step: right(sums, step - done)
-
-    after_resuming(patch, again)
-
-
-@mutant(replays.RESUMED, END)
-def random_numbers_of_the_model_not_put_back(patch):
-    """In a resumed run dropout falls otherwise, so a step that was taken twice has two sums under one noise."""
-    after_resuming(patch, lambda run, loader, done: setattr(run, "_seed", lambda piece: None))
-
-
-@mutant(SCHEDULED_END)
-def learning_rate_of_the_beginning_after_a_resume(patch):
-    """The scheduler of a resumed run is where a new one begins."""
-    right = Checkpoint.restore
-
-    def forgetful(self, optimizer, loader, scheduler):
-        self._document["scheduler"] = scheduler.state_dict()
-        right(self, optimizer, loader, scheduler)
-
-    patch.setattr(Checkpoint, "restore", forgetful)

@@ -25,7 +25,8 @@ from sartor.pate.voting import DataDependent
 from sartor.run import charges, files
 from sartor.run.stream import Stream
 from sartor_testing.ensembles import holders_within_budget, random_votes
-from sartor_testing.kept_ensembles import PEOPLE, aggregations_at_once, all_aggregations_keep_the_budgets, in_a_fork, saved
+from sartor_testing.forks import in_a_fork
+from sartor_testing.kept_ensembles import PEOPLE, aggregations_at_once, all_aggregations_keep_the_budgets, saved
 
 placing = importlib.import_module("sartor.pate.partition")
 

@@ -12,6 +12,7 @@ from sartor.errors import SartorError
 from sartor.run import sampling
 from sartor.run.sampling import Draw, PoissonSampler
 from sartor.run.stream import Stream
+from sartor_testing.forks import refused_in_a_fork
 
 SIGMAS = 5
 RARE = 1e-6  # what a fair run may look like by chance
@@ -158,12 +159,11 @@ def test_streams_without_a_seed_draw_differently():
     assert one.draw(0).indices.tolist() != other.draw(0).indices.tolist()
 
 
-def test_a_resumed_run_draws_as_the_first_would_have():
-    budgets = sartor.Budgets.from_shares([1, 2, 4], [0.5, 0.3, 0.2], holders=500, delta=1e-5, seed=0)
-    plan = sartor.plan(budgets, "sample", steps=20, batch=100)
-    stream = Stream()
-    resumed = PoissonSampler(plan, budgets, Stream.from_json(stream.to_json())).draw(17)
-    assert resumed.indices.tolist() == PoissonSampler(plan, budgets, stream).draw(17).indices.tolist()
+def test_nobody_is_drawn_in_a_forked_process():
+    budgets = sartor.Budgets.from_shares([1, 2], [0.5, 0.5], holders=500, delta=1e-5, seed=0)
+    sampler = PoissonSampler(sartor.plan(budgets, "sample", steps=20, batch=100), budgets, Stream())
+    assert len(sampler.draw(3))
+    assert refused_in_a_fork(lambda: sampler.draw(3)) == "this stream is another process's"
 
 
 @pytest.mark.parametrize("scheme", ["sample", "scale"])

@@ -1,5 +1,4 @@
 import copy
-import json
 import pickle
 
 import numpy as np
@@ -11,6 +10,7 @@ from scipy import stats
 
 from sartor.errors import SartorError
 from sartor.run.stream import Stream, normal
+from sartor_testing.forks import refused_in_a_fork
 
 MANY = 200_000
 SIGMAS = 5
@@ -59,13 +59,13 @@ def test_every_purpose_has_its_own_cipher_key():
 def test_streams_without_a_seed_differ_and_are_private():
     assert not Stream().seeded
     assert words(Stream(), "noise", 0) != words(Stream(), "noise", 0)
-    assert len({Stream().to_json()["key"] for _ in range(100)}) == 100
+    assert len({Stream()._key for _ in range(100)}) == 100
 
 
 def test_the_key_comes_from_the_operating_system(monkeypatch):
     asked = []
     monkeypatch.setattr("secrets.token_bytes", lambda count: asked.append(count) or bytes(range(count)))
-    assert Stream().to_json()["key"] == bytes(range(32)).hex()
+    assert Stream()._key == bytes(range(32))
     assert asked == [32]
 
 
@@ -77,37 +77,73 @@ def test_seeded_streams_say_that_they_are_not_private():
 
 
 @pytest.mark.parametrize("stream", [Stream(), Stream(seed=7)])
-def test_a_stream_continues_after_it_was_saved(stream):
-    again = Stream.from_json(json.loads(json.dumps(stream.to_json())))
-    assert again.seeded == stream.seeded
-    assert words(again, "noise", 41) == words(stream, "noise", 41)
-    for other in (copy.deepcopy(stream), pickle.loads(pickle.dumps(stream))):
-        assert words(other, "noise", 41) == words(stream, "noise", 41)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps, lambda stream: copy.deepcopy([{"of a run": stream}])])
+def test_a_stream_is_not_copied_nor_written_down(stream, copied):
+    with pytest.raises(SartorError, match="is not copied, pickled or sent to another process"):
+        copied(stream)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda stream: stream.generator("noise", 0),
+        lambda stream: stream.take(),
+        lambda stream: stream.check_process(),
+        lambda stream: stream.renew(),
+        lambda stream: stream.incarnate(1),
+    ],
+)
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_stream_gives_nothing_to_a_forked_process(use, seed):
+    stream = Stream(seed)
+    assert refused_in_a_fork(lambda: use(stream)) == "this stream is another process's"
+    use(stream)
+
+
+@pytest.mark.parametrize("again", [lambda stream: stream.renew(), lambda stream: stream.incarnate(0), lambda stream: stream.incarnate(3)])
+def test_a_private_stream_that_goes_on_has_a_new_key_and_stays_taken(again):
+    stream = Stream()
+    stream.take()
+    seen = [words(stream, "noise", 0)]
+    for _ in range(3):
+        again(stream)
+        seen.append(words(stream, "noise", 0))
+    assert len(set(map(tuple, seen))) == 4
+    with pytest.raises(SartorError, match="belongs to another run"):
+        stream.take()
+
+
+def test_a_seeded_stream_is_the_same_within_an_incarnation_and_another_in_every_other():
+    stream, seen = Stream(seed=7), []
+    first = words(stream, "noise", 0)
+    for number in (0, 1, 2, 10, np.int64(3)):
+        stream.incarnate(number)
+        seen.append(words(stream, "noise", 0))
+        stream.renew()
+        assert words(stream, "noise", 0) == seen[-1]
+    assert seen[0] == first
+    assert len(set(map(tuple, seen))) == 5
+    again, other = Stream(seed=7), Stream(seed=8)
+    for one in (again, other):
+        one.incarnate(2)
+    assert words(again, "noise", 0) == seen[2] != words(other, "noise", 0)
+
+
+@pytest.mark.parametrize("number", [-1, 1.0, True, None, "1"])
+def test_an_incarnation_is_a_whole_number(number):
+    with pytest.raises(SartorError, match="whole number"):
+        Stream(seed=1).incarnate(number)
 
 
 @pytest.mark.parametrize("stream", [Stream(), Stream(seed=7)])
 def test_nothing_printed_shows_the_key(stream):
-    key = bytes.fromhex(stream.to_json()["key"])
+    key = stream._key
     generator = stream.generator("noise", 3)
     cipher_key = generator.bit_generator.state["s"]["seed"][:2]
     told = " ".join([repr(stream), str(stream), f"{stream}", f"{[stream]}", repr(generator), repr(generator.bit_generator)])
     shapes = [key.hex(), repr(key), str(int.from_bytes(key, "little")), str(int.from_bytes(key, "big"))]
     assert not any(shape in told for shape in [*shapes, *(str(word) for word in cipher_key), *(f"{int(word):x}" for word in cipher_key)])
     assert not hasattr(stream, "__dict__")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"key": "00" * 16}, {"key": "zz" * 32}, {"key": None}, {"key": 5}, {"seeded": None}, {"seeded": 1}],
-)
-def test_a_malformed_document_is_refused_without_showing_the_key(change):
-    document = Stream(seed=2).to_json()
-    with pytest.raises(SartorError, match="not a stream") as caught:
-        Stream.from_json({**document, **change})
-    assert document["key"] not in str(caught.value)
-    assert caught.value.__cause__ is None
-    with pytest.raises(SartorError, match="not a stream"):
-        Stream.from_json({name: value for name, value in document.items() if name not in change})
 
 
 @pytest.mark.parametrize("seed", ["1", 1.0, True, b"1"])

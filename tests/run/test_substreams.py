@@ -61,7 +61,7 @@ def test_coins_noise_and_augmentation_of_a_run_share_no_random_word():
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
-    assert len(stream.given) >= 3 * steps  # each step needs all three
+    assert len(stream.given) > 2 * steps  # each step needs coins and noise, and the workers a seed
     assert shared(stream) == 0
 
 

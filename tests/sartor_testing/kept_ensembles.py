@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from sartor.pate.folder import EnsembleFolder
 from sartor.pate.partition import partition
 from sartor.run.stream import Stream
 from sartor_testing.ensembles import holders_within_budget, random_votes
+from sartor_testing.forks import in_a_fork
 
 PEOPLE = sartor.Budgets.from_groups([(1.0, 50), (2.0, 30), (4.0, 20)], delta=1e-5)
 
@@ -38,29 +38,6 @@ def all_aggregations_keep_the_budgets(path, variant="weight"):
     found = [EnsembleFolder(path).aggregate(labels=1 + i % 5, stream=Stream(seed=i)) for i in range(12)]
     found += [made.aggregate(stream=Stream(seed=100 + i)) for i in range(3)]
     return len(found[0]) > 0 and holders_within_budget(PEOPLE, made.plan, found)
-
-
-def in_a_fork(work):
-    """Run this in a process of its own; what it wrote comes back from the returned function."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            os.close(reading)
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(work())
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writing)
-
-    def result():
-        with os.fdopen(reading, "rb") as pipe:
-            content = pipe.read()
-        return os.waitpid(pid, 0)[1], content
-
-    return result
 
 
 def aggregations_at_once(path, processes=4, each=10):

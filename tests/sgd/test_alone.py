@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from sartor.sgd.alone import Alone, places
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 import sartor
 from sartor.run.stream import Stream
-from sartor.sgd.alone import Alone, places
 from sartor.sgd.check import Unchecked
 from sartor.sgd.gradients import Owners
 from sartor.sgd.pieces import Piece

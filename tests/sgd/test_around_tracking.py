@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 import sartor
 from sartor.errors import SartorError
 from sartor.individual.readings import Readings
-from sartor.sgd.checkpoint import Changed, Checkpoint, fingerprint, save_checkpoint
+from sartor.run.journal import is_begun
 from sartor.sgd.norms import Norms
 from sartor_testing.private_runs import HOLDERS, net, people, records, take
 from sartor_testing.tracked_runs import REFRESH, filtered
@@ -24,7 +24,7 @@ def begun(plan=None, *, model=None, dataset=None, loss=functional.cross_entropy,
     model = net() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     given = records() if dataset is None else dataset
-    made = {"seed": None if "stream" in settings else seed, "repeatable": True, **settings}
+    made = {"seed": seed, **settings}
     return sartor.make_private(model, optimizer, given, people(), filtered() if plan is None else plan, loss=loss, **made)
 
 
@@ -125,7 +125,8 @@ def test_who_is_close_to_a_rung_is_looked_at_alone(monkeypatch):
 @pytest.mark.parametrize("where", ["counted", "settled"])
 def test_a_charge_that_is_interrupted_ends_the_run_and_is_not_kept(monkeypatch, tmp_path, where):
     """Otherwise the stretch would be taken with the rungs of the one before, and nobody's units."""
-    model, optimizer, loader = begun()
+    _, optimizer, loader = begun()
+    loader.checkpoint(tmp_path / "kept")
     add = Readings.add
 
     def interrupted(self, levels, steps):
@@ -142,10 +143,8 @@ def test_a_charge_that_is_interrupted_ends_the_run_and_is_not_kept(monkeypatch, 
     with pytest.raises(SartorError, match="interrupted while a stretch was charged"):
         next(iter(loader))
     assert optimizer.run.steps == 0
-    assert model is not None
-    with pytest.raises(SartorError, match="interrupted while a stretch was charged"):  # whoever resumed it would have a stretch for nothing
-        save_checkpoint(tmp_path / "kept", optimizer, loader, fingerprint(loader.draws.stretches.plan, people(), records()))
-    assert not (tmp_path / "kept" / "current").exists()
+    loader.close()
+    assert not is_begun(tmp_path / "kept")
 
 
 def test_a_look_that_is_interrupted_can_be_taken_again(monkeypatch):
@@ -160,65 +159,19 @@ def test_a_look_that_is_interrupted_can_be_taken_again(monkeypatch):
 
 def test_in_a_loop_of_ones_own_a_charge_is_in_the_checkpoint_before_its_first_step(tmp_path):
     plan = filtered()
-    of = fingerprint(plan, people(), records())
     model, optimizer, loader = begun(plan)
-    save_checkpoint(tmp_path / "kept", optimizer, loader, of)
+    loader.checkpoint(tmp_path / "kept", every=2)
     for batch in loader:
         take(model, optimizer, batch)
         if optimizer.run.steps == REFRESH + 1:
             break
     left, fraction = loader.draws.stretches._left.copy(), loader.draws.stretches._fraction.copy()
-    optimizer.run.locks.popitem()[1].close()  # as if the process were killed here
-    optimizer.run.end()
-    found = Checkpoint(tmp_path / "kept", of)
-    _, resumed, again = begun(plan, stream=found.stream, kernels=found.kernels)
-    found.restore(resumed, again)
-    assert resumed.run.steps == REFRESH
+    loader.let_go()  # as if the process were killed here
+    _, resumed, again = begun(plan, loss=half)
+    again.checkpoint(tmp_path / "kept", resume=True)
+    assert REFRESH < resumed.run.steps <= REFRESH + 2
     assert np.array_equal(again.draws.stretches._left, left)
     assert np.array_equal(again.draws.stretches._fraction, fraction)
-    assert again.draws.stretches.charged is not None
-
-
-def test_a_checkpoint_of_another_loss_of_norms_is_refused(tmp_path):
-    plan = filtered()
-    of = fingerprint(plan, people(), records())
-    _, optimizer, loader = begun(plan)
-    save_checkpoint(tmp_path / "kept", optimizer, loader, of)
-    optimizer.run.locks.popitem()[1].close()
-    optimizer.run.end()
-    found = Checkpoint(tmp_path / "kept", of)
-    _, resumed, again = begun(plan, loss=half, stream=found.stream, kernels=found.kernels)
-    with pytest.raises(SartorError, match="the loss of tracked norms differs"):
-        found.restore(resumed, again)
-
-
-def test_a_charge_that_cannot_be_kept_ends_the_run(tmp_path):
-    """The checkpoint before would be resumed, and the stretch be chosen once more under the same noise."""
-
-    class Noted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.calls = net(), 0
-
-        def forward(self, inputs):
-            return self.inner(inputs)
-
-    model = Noted()
-
-    def spoil(progress):
-        progress.model.calls = progress.step
-
-    with pytest.raises(Changed, match="no longer what it was"):
-        sartor.fit(
-            model,
-            records(),
-            people(),
-            filtered(),
-            seed=1,
-            progress=False,
-            callbacks=[spoil],
-            checkpoints=sartor.Checkpoints(tmp_path / "kept"),
-        )
 
 
 class Averaged:

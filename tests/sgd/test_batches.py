@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from sartor.sgd.rows import Likeness, likeness
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
@@ -15,7 +16,6 @@ from torch.utils.data import TensorDataset
 import sartor
 from sartor.sgd import trees
 from sartor.sgd.loss import Loss
-from sartor.sgd.rows import Likeness, likeness
 
 CLASSES, ROWS = 3, 5
 

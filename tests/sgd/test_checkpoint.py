@@ -1,55 +1,188 @@
-"""Checkpoints: what resumes is the same run, whoever else's is refused, and a damaged one says so.
-
-The check that returns a truth is also run by test_mutations.py, on code with faults put in (see sartor_testing.private_runs).
-"""
+"""Checkpoints: a run that goes on is the rest of the same run, charged on; who else's it is says so, and what may change may change."""
 
 import functools
 import json
 import os
 import random
+import signal
 import stat
-import subprocess
-import sys
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import sartor
-from sartor.sgd import OtherEnvironment, unwrap
-from sartor.sgd.checkpoint import Checkpoint, fingerprint, save_checkpoint
-from sartor_testing import kill_child
-from sartor_testing.amount import examples
+from sartor.ownership import Ownership
+from sartor.sgd import NotCompared, OutOfTurn, unwrap
+from sartor.sgd import private as making
+from sartor.sgd.checkpoint import FIRST, fingerprint
 from sartor_testing.private_runs import (
     HOLDERS,
     STEPS,
+    Stopped,
     dropping,
     fitted,
     flat,
+    is_charged_ahead,
     people,
     planned,
     private,
     records,
-    resumes_to_the_same_end,
     stopped_at,
     take,
+    train,
 )
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("step", [1, 2, 5, 8, 9])
-def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, step):
-    assert resumes_to_the_same_end(tmp_path, step)
+def resumed(folder, model=None, **settings):
+    return fitted(model, checkpoints=sartor.Checkpoints(folder, resume=True), **settings)
 
 
-@pytest.mark.parametrize("scheme", ["sample", "hybrid", "sequential"])
-def test_a_resumed_run_draws_by_the_rates_of_its_step(tmp_path, scheme):
-    assert resumes_to_the_same_end(tmp_path, scheme=scheme)
+def refused(match: str):
+    return pytest.raises(sartor.SartorError, match=match)
+
+
+def halted_at(step, folder, number=signal.SIGINT, **settings):
+    """A run that is stopped in order after a step."""
+
+    def stop(progress):
+        if progress.step == step:
+            signal.raise_signal(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted(checkpoints=sartor.Checkpoints(folder, every=4), callbacks=[stop], **settings)
+
+
+def entry(folder):
+    return json.loads((folder / "journal.json").read_text())["run"]
+
+
+# -- steps
+
+
+@pytest.mark.parametrize(("step", "number"), [(1, signal.SIGINT), (4, signal.SIGINT), (7, signal.SIGTERM), (8, signal.SIGTERM)])
+def test_an_orderly_stop_gives_back_what_was_not_drawn(tmp_path, step, number):
+    halted_at(step, tmp_path, number)
+    assert (entry(tmp_path)["charged"], entry(tmp_path)["orderly"]) == (step, True)
+    seen = []
+    result = resumed(tmp_path, callbacks=[lambda progress: seen.append(progress.step)])
+    assert seen == list(range(step + 1, STEPS + 1))
+    assert (result.account.taken, result.account.lost, result.account.charged) == (STEPS, 0, STEPS)
+    assert entry(tmp_path)["restarts"] == 0
+
+
+@pytest.mark.parametrize(("step", "lost"), [(1, 2), (2, 2), (3, 2), (5, 2)])
+def test_after_an_error_everything_charged_stays_charged_and_at_most_a_block_is_lost(tmp_path, step, lost):
+    stopped_at(step, tmp_path)
+    charged = entry(tmp_path)["charged"]
+    assert charged == 2 * -(-step // 2)
+    seen = []
+    result = resumed(tmp_path, callbacks=[lambda progress: seen.append(progress.step)])
+    assert seen == list(range(charged + 1, STEPS + 1))
+    assert (result.account.taken, result.account.lost, result.steps) == (STEPS - lost, lost, STEPS)
+    assert result.account.spent == pytest.approx(planned("scale", STEPS).spent_after(STEPS))
+    assert entry(tmp_path)["restarts"] == 1
+
+
+@pytest.mark.parametrize("seed", [1, None])
+@pytest.mark.parametrize("scheme", ["scale", "sample", "hybrid", "sequential"])
+def test_every_step_is_charged_before_it_is_drawn_and_drawn_once(tmp_path, scheme, seed):
+    assert is_charged_ahead(tmp_path, scheme=scheme, seed=seed)
+
+
+def test_a_resumed_run_draws_other_coins_and_noise_than_the_one_before(tmp_path):
+    """Each start of a seeded run has keys of its own."""
+    first, again = [], []
+    stopped_at(4, tmp_path, callbacks=[lambda progress: first.append(flat(progress.model))])
+    resumed(tmp_path, callbacks=[lambda progress: again.append(flat(progress.model))])
+    whole = []
+    fitted(callbacks=[lambda progress: whole.append(flat(progress.model))])
+    assert all(torch.equal(one, other) for one, other in zip(first, whole, strict=False))
+    assert not any(torch.equal(one, other) for one in again for other in whole)
+
+
+def test_the_model_goes_on_from_the_newest_checkpoint(tmp_path):
+    models = {}
+    stopped_at(5, tmp_path, callbacks=[lambda progress: models.update({progress.step: flat(progress.model)})])
+    kept = load_file(next(tmp_path.glob("*.safetensors")))
+    held = torch.cat([kept[f"model/{name}"].flatten() for name, _ in dropping().named_parameters()])
+    assert torch.equal(held, models[4])
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+def test_the_first_block_of_a_start_is_short_and_the_others_are_as_asked(tmp_path, every):
+    charges = []
+    plan = planned("scale", 40)
+
+    def note(progress):
+        charges.append(entry(tmp_path)["charged"])
+
+    fitted(plan=plan, checkpoints=sartor.Checkpoints(tmp_path, every=every), callbacks=[note])
+    first, second = list(dict.fromkeys(charges))[:2]
+    assert first == min(every, FIRST)
+    assert second == min(40, first + every)
+    assert all(charged >= step for step, charged in enumerate(charges, 1))
+
+
+def test_blocks_are_measured_by_a_stand_in_and_never_by_who_was_drawn(tmp_path):
+    """The first record is all that is looked at before the first coin."""
+
+    class Looked(Dataset):
+        def __init__(self):
+            self.seen = []
+
+        def __len__(self):
+            return HOLDERS
+
+        def __getitem__(self, i):
+            self.seen.append(i)
+            return records()[i]
+
+    data = Looked()
+    model, optimizer, loader = private(dataset=data, plan=planned("scale", STEPS), check=False)
+    loader.checkpoint(tmp_path)
+    data.seen.clear()
+    seconds = loader.seconds_of_a_step()
+    assert seconds is not None
+    assert seconds > 0
+    assert set(data.seen) == {0}
+    assert loader.run.steps == loader.run.drawn == 0
+    unwrap(model, optimizer)
+
+
+def test_a_stand_in_leaves_nothing_behind(tmp_path):
+    runs = []
+    for kept in (False, True):
+        torch.manual_seed(5)
+        model, optimizer, loader = private(dropping(), planned("scale", STEPS))
+        if kept:
+            loader.checkpoint(tmp_path)
+        train(model, optimizer, loader)
+        runs.append(flat(model))
+    assert torch.equal(*runs)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_prefetched_batches_count_as_drawn(tmp_path, workers):
+    model, optimizer, loader = private(plan=planned("scale", STEPS), workers=workers)
+    loader.checkpoint(tmp_path, every=8)
+    with loader:
+        for batch in loader:
+            take(model, optimizer, batch)
+            if optimizer.run.steps == 2:
+                break
+    drawn = loader.run.drawn
+    assert drawn == 2 if workers == 0 else 2 < drawn <= 8
+    assert entry(tmp_path)["charged"] == drawn
+    account = optimizer.account()
+    assert (account.charged, account.taken, account.lost) == (drawn, 2, drawn - 2)
+
+
+# -- what goes on
 
 
 def warming(step, *, warmup):
@@ -116,13 +249,145 @@ SCHEDULES = {
 @pytest.mark.few(4)
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_a_schedule_goes_on_where_it_was(tmp_path, kind):
-    assert resumes_to_the_same_end(tmp_path, scheduler=SCHEDULES[kind])
+    rates = []
+
+    def note(progress):
+        rates.append(optimizers[-1].param_groups[0]["lr"])
+
+    optimizers = []
+
+    def built(parameters):
+        optimizers.append(torch.optim.SGD(parameters, lr=0.3, momentum=0.9))
+        return optimizers[-1]
+
+    settings = {"optimizer": built, "scheduler": SCHEDULES[kind], "callbacks": [note]}
+    fitted(**settings)
+    whole, rates[:] = list(rates), []
+
+    def stop(progress):
+        if progress.step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted(checkpoints=sartor.Checkpoints(tmp_path), **{**settings, "callbacks": [note, stop]})
+    resumed(tmp_path, **settings)
+    assert rates == pytest.approx(whole)
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("kind", ["Adam", "AdamW", "RMSprop", "Adagrad", "NAdam"])
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam"])
 def test_the_state_of_any_optimizer_goes_on(tmp_path, kind):
-    assert resumes_to_the_same_end(tmp_path, optimizer=lambda p: getattr(torch.optim, kind)(p, lr=0.01))
+    optimizers, states = [], []
+
+    def built(parameters):
+        more = {"momentum": 0.9} if kind == "SGD" else {}
+        optimizers.append(getattr(torch.optim, kind)(parameters, lr=0.01, **more))
+        return optimizers[-1]
+
+    def note(progress):
+        state = optimizers[-1].state_dict()["state"]
+        states.append({(place, name): torch.as_tensor(v).clone() for place, held in state.items() for name, v in held.items()})
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted(checkpoints=sartor.Checkpoints(tmp_path), optimizer=built, callbacks=[note, lambda progress: _stop_at(5, progress)])
+    before = states[-1]
+    optimizer = built(list((model := dropping()).parameters()))
+    _, wrapped, loader = private(model, planned("scale", STEPS), optimizer=optimizer)
+    loader.checkpoint(tmp_path, resume=True)
+    note(None)
+    assert before.keys() == states[-1].keys()
+    assert all(torch.equal(value, states[-1][key]) for key, value in before.items())
+    unwrap(model, wrapped)
+
+
+def _stop_at(step, progress):
+    if progress.step == step:
+        raise KeyboardInterrupt
+
+
+def test_history_and_patience_go_on_after_a_resume(tmp_path):
+    """A run that would have stopped early by public data stops at the same step, and its history is whole."""
+    settings = {"evaluation": sartor.Evaluation(records(50), every=1, patience=3), "lr": 1e-9, "optimizer": "sgd"}
+    whole = fitted(**settings)
+    assert whole.stopped_early
+    assert whole.steps == 4
+    halted_at(3, tmp_path, **settings)
+    again = resumed(tmp_path, **settings)
+    assert [entry["step"] for entry in again.history] == [entry["step"] for entry in whole.history]
+    assert (again.steps, again.stopped_early) == (whole.steps, True)
+    assert resumed(tmp_path, **settings).steps == whole.steps
+    assert entry(tmp_path)["charged"] == whole.steps
+
+
+def test_resuming_again_and_again_gives_one_model_and_one_spend(tmp_path):
+    stopped_at(5, tmp_path)
+    models = [flat(resumed(tmp_path).model) for _ in range(3)]
+    assert torch.equal(models[0], models[1])
+    assert torch.equal(models[0], models[2])
+    assert resumed(tmp_path).steps == STEPS
+
+
+def test_a_seeded_run_stays_seeded_when_resumed_without_the_seed(tmp_path):
+    stopped_at(5, tmp_path)
+    assert resumed(tmp_path, seed=None).account.to_json()["private"] is False
+    stopped_at(5, tmp_path / "other", seed=None)
+    assert resumed(tmp_path / "other").account.to_json()["private"] is False
+
+
+# -- what may change
+
+
+def weighted(out, y, reduction="none"):
+    return 2 * nn.functional.cross_entropy(out, y, reduction=reduction)
+
+
+CHANGES = {
+    "learning rate": {"optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9)},
+    "momentum": {"optimizer": lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.1)},
+    "loss": {"loss": weighted},
+    "workers": {"execution": sartor.Execution(workers=1)},
+    "pieces": {"execution": sartor.Execution(max_physical_batch=5)},
+    "noise draws": {"execution": sartor.Execution(noise_draws=2)},
+    "scheduler": {"scheduler": lambda o: lr_scheduler.StepLR(o, 2, 0.5)},
+    "layers without parameters": {"model": nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Dropout(0.6), nn.Linear(5, 3))},
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_run_goes_on_with_other_settings(tmp_path, kind):
+    stopped_at(5, tmp_path)
+    result = resumed(tmp_path, **CHANGES[kind])
+    assert (result.steps, result.account.lost) == (STEPS, 2)
+
+
+def test_a_changed_learning_rate_is_taken_and_its_schedule_kept(tmp_path):
+    rates, optimizers = [], []
+
+    def built(lr):
+        def make(parameters):
+            optimizers.append(torch.optim.SGD(parameters, lr=lr))
+            return optimizers[-1]
+
+        return make
+
+    settings = {"scheduler": lambda o: lr_scheduler.StepLR(o, 2, 0.5)}
+    note = lambda progress: rates.append(optimizers[-1].param_groups[0]["lr"])  # noqa: E731
+    with pytest.raises(KeyboardInterrupt):
+        fitted(
+            checkpoints=sartor.Checkpoints(tmp_path),
+            optimizer=built(0.4),
+            callbacks=[note, lambda progress: _stop_at(5, progress)],
+            **settings,
+        )
+    resumed(tmp_path, optimizer=built(0.8), callbacks=[note], **settings)
+    assert rates == pytest.approx([0.4, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05])
+
+
+def test_other_threads_and_versions_go_on(tmp_path, monkeypatch):
+    stopped_at(5, tmp_path)
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    monkeypatch.setattr(sartor, "__version__", "99.0")
+    assert resumed(tmp_path).steps == STEPS
 
 
 class Rolled(Dataset):
@@ -138,28 +403,6 @@ class Rolled(Dataset):
         inputs, target = records()[i]
         shift = {"torch": lambda: float(torch.rand(())), "numpy": np.random.rand, "random": random.random}[self.by]()
         return inputs + shift, int(target)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("by", ["torch", "numpy", "random"])
-def test_random_changes_to_records_are_the_same_after_a_resume(tmp_path, by, workers):
-    """Others would give another sum under the same noise."""
-
-    def elsewhere():
-        np.random.seed(99)  # noqa: NPY002
-        random.seed(99)
-        torch.manual_seed(99)
-
-    np.random.seed(1)  # noqa: NPY002
-    random.seed(1)
-    whole = fitted(dataset=Rolled(by), execution=sartor.Execution(workers=workers))
-    np.random.seed(1)  # noqa: NPY002
-    random.seed(1)
-    stopped_at(5, tmp_path, dataset=Rolled(by), execution=sartor.Execution(workers=workers))
-    elsewhere()
-    resumed = fitted(dataset=Rolled(by), checkpoints=sartor.Checkpoints(tmp_path, resume=True), execution=sartor.Execution(workers=workers))
-    assert torch.equal(flat(whole.model), flat(resumed.model))
 
 
 class Wrapped:
@@ -186,365 +429,318 @@ def unwrapped(items):
 
 @pytest.mark.parametrize(("dataset", "collate"), [(Subset(records(), range(HOLDERS)), None), (Objects(), unwrapped)])
 def test_data_sets_of_other_kinds_resume(tmp_path, dataset, collate):
-    assert resumes_to_the_same_end(tmp_path, dataset=dataset, collate=collate)
+    stopped_at(5, tmp_path, dataset=dataset, collate=collate)
+    assert resumed(tmp_path, dataset=dataset, collate=collate).steps == STEPS
 
 
-def test_an_unseeded_run_takes_the_same_steps_again(tmp_path):
-    """The steps after the last checkpoint are repeated with the coins and the noise that they had: nothing is released twice."""
-    seen: dict[int, torch.Tensor] = {}
-
-    def note(progress):
-        if progress.step in seen:
-            again.append(torch.equal(seen[progress.step], flat(progress.model)))
-        seen[progress.step] = flat(progress.model)
-
-    again: list[bool] = []
-    stopped_at(7, tmp_path, seed=None, callbacks=[note])
-    result = fitted(seed=None, checkpoints=sartor.Checkpoints(tmp_path, resume=True), callbacks=[note])
-    assert again == [True]
-    assert result.account.to_json()["private"] is True
-    assert sorted(seen) == list(range(1, STEPS + 1))
-    assert not torch.equal(flat(result.model), flat(fitted(seed=None).model))
+@pytest.mark.parametrize("by", ["torch", "numpy", "random"])
+def test_records_that_differ_each_time_are_compared_by_their_number_and_that_is_said(tmp_path, by):
+    with pytest.warns(NotCompared, match="differ each time"):
+        stopped_at(5, tmp_path, dataset=Rolled(by))
+    with pytest.warns(NotCompared):
+        assert resumed(tmp_path, dataset=Rolled(by)).steps == STEPS
 
 
-def test_a_seeded_run_stays_seeded_when_resumed_without_the_seed(tmp_path):
-    stopped_at(5, tmp_path)
-    assert fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True), seed=None).account.to_json()["private"] is False
+def test_comparing_records_draws_from_nobody_s_generators():
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    with pytest.warns(NotCompared):
+        fingerprint(planned(), people(), Rolled("torch"), None)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert np.array_equal(states[1], np.random.get_state()[1])  # noqa: NPY002
+    assert states[2] == random.getstate()
 
 
-def test_resuming_again_and_again_gives_one_model_and_one_spend(tmp_path):
-    stopped_at(5, tmp_path)
-    models = [flat(fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True)).model) for _ in range(3)]
-    assert torch.equal(models[0], models[1])
-    assert torch.equal(models[0], models[2])
-    assert fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True)).steps == STEPS
+def test_where_an_ownership_binds_records_their_order_and_contents_may_change(tmp_path):
+    budgets = sartor.Budgets([1.0, 4.0] * 15, delta=1e-3, holders=[f"p{i}" for i in range(30)])
+    names = [f"p{i % 30}" for i in range(HOLDERS)]
+
+    def run(names, inputs, targets, **kept):
+        ownership = Ownership.of(names, budgets)
+        plan = sartor.plan(budgets, steps=6, batch=10, ownership=ownership)
+        callbacks = [] if kept.get("resume") else [lambda progress: _raise(progress.step == 3)]
+        return sartor.fit(
+            dropping(), TensorDataset(inputs, targets), budgets, plan, ownership=ownership, seed=1, progress=False,
+            callbacks=callbacks, checkpoints=sartor.Checkpoints(tmp_path, every=2, **kept),
+        )  # fmt: skip
+
+    inputs, targets = records().tensors
+    with pytest.raises(Stopped):
+        run(names, inputs, targets)
+    order = torch.randperm(HOLDERS, generator=torch.Generator().manual_seed(0))
+    assert run([names[i] for i in order.tolist()], inputs[order] + 1, targets[order], resume=True).steps == 6
 
 
-def test_history_and_patience_go_on_after_a_resume(tmp_path):
-    """A run that would have stopped early by public data stops at the same step, and its history is whole."""
-    settings = {"evaluation": sartor.Evaluation(records(50), every=1, patience=3), "lr": 1e-9, "optimizer": "sgd"}
-    whole = fitted(**settings)
-    assert whole.stopped_early
-    assert whole.steps == 4
-    stopped_at(3, tmp_path, **settings)
-    resumed = fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True), **settings)
-    assert resumed.history == whole.history
-    assert (resumed.steps, resumed.stopped_early) == (whole.steps, True)
-    again = fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True), **settings)
-    assert again.steps == whole.steps
+def _raise(when):
+    if when:
+        raise Stopped
 
 
-# -- the folder
+# -- what is refused
 
 
-def test_a_checkpoint_is_one_folder_for_its_owner_alone_and_without_pickle(tmp_path):
-    folder = tmp_path / "deep" / "checkpoint"
-    before = os.umask(0)
-    try:
-        stopped_at(5, folder)
-    finally:
-        os.umask(before)
-    paths = [folder, *folder.rglob("*")]
-    for path in paths:
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
-    files = [path for path in paths if path.is_file()]
-    assert {path.suffix for path in files} <= {"", ".safetensors", ".json"}
-    assert {"model.safetensors", "optimizer.safetensors", "state.json"} <= {path.name for path in files}
-    for path in files:
-        head = path.read_bytes()[:2]
-        assert not head.startswith((b"PK", b"\x80")), "zip or pickle"
-    json.loads(next(path for path in files if path.name == "state.json").read_text())
-
-
-def test_old_checkpoints_do_not_pile_up_and_other_files_stay(tmp_path):
-    mine = tmp_path / "step-100.png"
-    mine.write_text("a picture of the user's")
-    for step in (3, 5, 7, 8):
-        stopped_at(step, tmp_path, resume=step > 3)
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
-    assert mine.exists()
-
-
-def test_litter_of_a_killed_write_is_removed_by_the_next(tmp_path):
-    stopped_at(5, tmp_path)
-    (tmp_path / "step-5-01234567").mkdir()
-    (tmp_path / "step-5-01234567" / "state.json").write_text("{")
-    (tmp_path / ".current.0123456789abcdef").write_text("step-5-01234567")
-    fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True))
-    assert len([path for path in tmp_path.iterdir() if path.name not in ("lock", "begun")]) == 2
-
-
-def test_a_checkpoint_that_was_left_open_is_closed_when_it_is_read(tmp_path):
-    """As one is that was moved by a tool which does not keep modes; it holds the key."""
-    folder = tmp_path / "run"
-    stopped_at(5, folder)
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    modes = {}
-
-    def look(progress):
-        modes.update({path: path.stat().st_mode & 0o077 for path in (folder, *folder.glob("step-*"), *folder.glob("step-*/*"))})
-
-    fitted(checkpoints=sartor.Checkpoints(folder, resume=True), callbacks=[look])
-    assert any(path.name == "state.json" for path in modes)
-    assert set(modes.values()) == {0}
-
-
-def test_a_link_in_the_place_of_a_checkpoint_s_file_is_refused(tmp_path):
-    folder = tmp_path / "run"
-    stopped_at(5, folder)
-    state = next(folder.glob("step-*/state.json"))
-    state.rename(tmp_path / "elsewhere")
-    state.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(sartor.SartorError, match="is a symbolic link"):
-        fitted(checkpoints=sartor.Checkpoints(folder, resume=True))
-
-
-def killed(folder, *given) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-P", kill_child.__file__, str(folder), *map(str, given)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_a_run_killed_at_random_moments_ends_as_an_uninterrupted_one(tmp_path):
-    """With momentum, a schedule and dropout."""
-    kills = examples(5, 13)
-    found = killed(tmp_path, kills, 1)
-    assert found["kills"] >= kills
-    assert found["equal"]
-    assert found["most_entries"] <= 13
-    assert len(set(found["left"]) - {"lock", "begun"}) == 2
-
-
-def test_a_run_killed_amid_the_writing_of_checkpoints_ends_as_an_uninterrupted_one(tmp_path):
-    """With Adam."""
-    kills = examples(3, 7)
-    found = killed(tmp_path, kills, 2, "writes")
-    assert found["kills"] >= kills
-    assert found["equal"]
-    assert len(set(found["left"]) - {"lock", "begun"}) == 2
-
-
-# -- refusals
-
-
-def refused(match: str):
-    return pytest.raises(sartor.SartorError, match=match)
-
-
-def test_a_checkpoint_of_another_plan_budgets_or_data_is_refused(tmp_path):
+def test_a_checkpoint_of_another_plan_of_other_people_or_records_is_refused(tmp_path):
     stopped_at(5, tmp_path)
     with refused("another plan"):
-        fitted(plan=planned("scale", STEPS + 1), checkpoints=sartor.Checkpoints(tmp_path, resume=True))
+        resumed(tmp_path, plan=planned("scale", STEPS + 1))
     with refused("another plan"):
-        fitted(plan=planned("sample", STEPS), checkpoints=sartor.Checkpoints(tmp_path, resume=True))
+        resumed(tmp_path, plan=planned("sample", STEPS))
     inputs, targets = records().tensors
     changed = inputs.clone()
     changed[17, 2] += 1e-6
-    with refused("another data set"):
-        fitted(dataset=TensorDataset(changed, targets), checkpoints=sartor.Checkpoints(tmp_path, resume=True))
+    with refused("other records"):
+        resumed(tmp_path, dataset=TensorDataset(changed, targets))
     other = sartor.Budgets(epsilon=np.roll(people().epsilon, 1), delta=1e-3)
-    with refused("another assignment of budgets"):
-        sartor.fit(
-            dropping(), records(), other, planned("scale", STEPS), checkpoints=sartor.Checkpoints(tmp_path, resume=True), progress=False
-        )
+    kept = sartor.Checkpoints(tmp_path, resume=True)
+    with refused("other people"):
+        sartor.fit(dropping(), records(), other, planned("scale", STEPS), checkpoints=kept, progress=False)
+    assert entry(tmp_path)["incarnation"] == 0
 
 
-def weighted(by):
-    return lambda out, y, reduction="none": by * nn.functional.cross_entropy(out, y, reduction=reduction)
+class Rows(Dataset):
+    """Long records as arrays, as files give them."""
+
+    def __init__(self, value, kind=np.float32):
+        self.value, self.kind = value, kind
+
+    def __len__(self):
+        return HOLDERS
+
+    def __getitem__(self, i):
+        row = np.zeros(4000, self.kind)
+        row[2000] = self.value
+        return row, 0
 
 
-OTHER_LOSSES = {
-    "kind": (nn.CrossEntropyLoss(), nn.MultiMarginLoss()),
-    "weights": (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 50.0]))),
-    "setting": (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.5)),
-    "partial": (partial(nn.functional.cross_entropy, label_smoothing=0.1), partial(nn.functional.cross_entropy, label_smoothing=0.2)),
-    "closure": (weighted(1.0), weighted(2.0)),
-}
+def test_records_that_differ_have_different_fingerprints():
+    """Arrays print in short; what is compared must be all of them, and their type."""
+    made = [Rows(1), Rows(2), Rows(1), Rows(1, np.float64), Rows(1, np.int32)]
+    of = [fingerprint(planned(), people(), data, None)["records"] for data in made]
+    assert of[0] == of[2]
+    assert len(set(of)) == 4
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("kind", OTHER_LOSSES)
-def test_another_loss_is_refused_and_the_same_goes_on(tmp_path, kind):
-    """The same noise on other gradients would show their difference."""
-    one, other = OTHER_LOSSES[kind]
-    stopped_at(5, tmp_path, loss=one)
-    with refused("another loss"):
-        fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True), loss=other)
-    assert fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True), loss=one).steps == STEPS
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adam"},
+        {"model": nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 3))},
+        {"model": nn.Linear(4, 3)},
+    ],
+    ids=["optimizer", "shapes", "names"],
+)
+def test_a_model_or_optimizer_that_does_not_fit_is_refused_and_can_be_used_again(tmp_path, settings):
+    stopped_at(5, tmp_path)
+    model = settings.pop("model", None) or dropping()
+    with refused("resume with the same|the checkpoint is of another model"):
+        resumed(tmp_path, model, **settings)
+    fitted(model)
+    assert resumed(tmp_path).steps == STEPS
+
+
+def test_disorderly_restarts_are_limited_and_orderly_ones_are_not(tmp_path):
+    """Each may tell something of the data."""
+    plan = planned("scale", 40)
+
+    def stop(with_what):
+        def raising(progress):
+            raise with_what
+
+        return [raising]
+
+    def go_on(error, **settings):
+        kept = sartor.Checkpoints(tmp_path, every=1, restarts=2, resume=(tmp_path / "journal.json").exists())
+        with pytest.raises(error):
+            fitted(plan=plan, checkpoints=kept, callbacks=stop(error), **settings)
+
+    for error in (KeyboardInterrupt, Stopped, KeyboardInterrupt, Stopped):
+        go_on(error)
+    go_on(KeyboardInterrupt)
+    go_on(Stopped)
+    with refused("taken up 2 times after crashes"):
+        fitted(plan=plan, checkpoints=sartor.Checkpoints(tmp_path, restarts=2, resume=True))
+    assert fitted(plan=plan, checkpoints=sartor.Checkpoints(tmp_path, restarts=3, resume=True)).steps == 40
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with refused("holds no checkpoint"):
+            resumed(folder)
 
 
 def test_a_second_run_does_not_take_the_place_of_the_first(tmp_path):
     """It would spend the same people's budgets again, and forget that the first run did."""
     stopped_at(5, tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with refused("holds the checkpoint of a run: continue it"):
+    with refused("holds a run already: continue it"):
         fitted(checkpoints=sartor.Checkpoints(tmp_path))
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
-class Rows(Dataset):
-    """Long records as arrays, as files give them."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def __len__(self):
-        return HOLDERS
-
-    def __getitem__(self, i):
-        row = np.zeros(4000, np.float32)
-        row[2000] = self.value
-        return row, 0
-
-
-def test_long_records_that_differ_have_different_fingerprints():
-    """Arrays print in short; what is compared must be all of them."""
-    of = [fingerprint(planned(), people(), Rows(value))["data"] for value in (1, 2, 1)]
-    assert of[0] == of[2] != of[1]
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"optimizer": "adam"},
-        {"execution": sartor.Execution(noise_draws=2)},
-        {"scheduler": SCHEDULES["step"]},
-        {"model": nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 3))},
-        {"model": nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))},
-        {"model": nn.Linear(4, 3)},
-    ],
-    ids=["optimizer", "draws", "scheduler", "shapes", "names", "fewer"],
-)
-def test_other_settings_are_refused_and_the_model_can_be_used_again(tmp_path, settings):
-    stopped_at(5, tmp_path)
-    model = settings.pop("model", None) or dropping()
-    with refused("the checkpoint"):
-        fitted(model, checkpoints=sartor.Checkpoints(tmp_path, resume=True), **settings)
-    fitted(model)
-    assert resumes_to_the_same_end(tmp_path / "again")
-
-
-def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with refused("holds no checkpoint"):
-            fitted(checkpoints=sartor.Checkpoints(folder, resume=True))
-
-
-def halve(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def change(path: Path, **values) -> None:
-    document = json.loads(path.read_text())
-    for name, value in values.items():
-        if value is None:
-            del document[name]
-        else:
-            document[name] = value
-    path.write_text(json.dumps(document))
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 0x40
-    path.write_bytes(bytes(content))
-
-
-DAMAGE = {
-    "half a model": lambda folder: halve(folder / "model.safetensors"),
-    "half an optimizer": lambda folder: halve(folder / "optimizer.safetensors"),
-    "no model": lambda folder: (folder / "model.safetensors").unlink(),
-    "no optimizer": lambda folder: (folder / "optimizer.safetensors").unlink(),
-    "no state": lambda folder: (folder / "state.json").unlink(),
-    "half a state": lambda folder: halve(folder / "state.json"),
-    "an empty state": lambda folder: (folder / "state.json").write_text("{}"),
-    "a list": lambda folder: (folder / "state.json").write_text("[]"),
-    "no stream": lambda folder: change(folder / "state.json", stream=None),
-    "steps beyond the plan": lambda folder: change(folder / "state.json", steps=STEPS + 5),
-    "negative steps": lambda folder: change(folder / "state.json", steps=-1),
-    "steps turned back": lambda folder: change(folder / "state.json", steps=1),
-    "a flipped bit": lambda folder: flip(folder / "model.safetensors"),
-    "a pointer to nowhere": lambda folder: (folder.parent / "current").write_text("step-1-00000000"),
-    "a broken pointer": lambda folder: (folder.parent / "current").write_bytes(b"\xff\xfe\x00"),
-}
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_gives_one_clear_error(tmp_path, damage):
-    stopped_at(5, tmp_path)
-    DAMAGE[damage](next(path for path in tmp_path.iterdir() if path.is_dir()))
-    with refused("damaged|no checkpoint") as caught:
-        fitted(checkpoints=sartor.Checkpoints(tmp_path, resume=True))
-    assert "\n" not in str(caught.value)
-
-
-def test_resuming_elsewhere_is_said(tmp_path):
-    stopped_at(5, tmp_path / "threads")
-    stopped_at(5, tmp_path / "batch")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
-        with pytest.warns(OtherEnvironment, match=f"threads was {threads} and is {threads + 1}"):
-            fitted(checkpoints=sartor.Checkpoints(tmp_path / "threads", resume=True))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_a_run_with_other_coins_cannot_be_put_where_a_checkpoint_was(tmp_path):
-    """Its steps would be taken again under new noise, and spend once more."""
-    plan = planned("scale", STEPS)
-    of = fingerprint(plan, people(), records())
-    model, optimizer, loader = private(None, plan, seed=None)
-    batches = iter(loader)
-    take(model, optimizer, next(batches))
-    save_checkpoint(tmp_path, optimizer, loader, of)
-    other, another, elsewhere = private(None, plan, seed=None)
-    with refused("stream|coins|run"):
-        Checkpoint(tmp_path, of).restore(another, elsewhere)
-    take(model, optimizer, next(batches))
-    unwrap(model, optimizer)
-    found = Checkpoint(tmp_path, of)
-    again, resumed, rest = private(None, plan, seed=None, stream=found.stream, kernels=found.kernels)
-    found.restore(resumed, rest)
-    take(again, resumed, next(iter(rest)))
-    assert torch.equal(flat(again), flat(model))
-    assert not torch.equal(flat(other), flat(model))
-
-
-def test_a_checkpoint_that_was_read_before_its_run_went_on_is_not_restored(tmp_path):
-    plan = planned("scale", STEPS)
-    of = fingerprint(plan, people(), records())
-    model, optimizer, loader = private(None, plan, seed=None)
-    save_checkpoint(tmp_path, optimizer, loader, of)
-    found = Checkpoint(tmp_path, of)
-    take(model, optimizer, next(iter(loader)))
-    save_checkpoint(tmp_path, optimizer, loader, of)
-    unwrap(model, optimizer)
-    _, resumed, rest = private(None, plan, seed=None, stream=found.stream, kernels=found.kernels)
-    with refused("was continued by another process in the meantime"):
-        found.restore(resumed, rest)
-    assert resumed.account().steps == 0
-
-
-def test_a_running_run_is_not_turned_back_by_a_checkpoint(tmp_path):
-    plan = planned("scale", STEPS)
-    of = fingerprint(plan, people(), records())
-    model, optimizer, loader = private(None, plan, seed=None)
-    save_checkpoint(tmp_path, optimizer, loader, of)
-    batches = iter(loader)
-    take(model, optimizer, next(batches))
-    before = flat(model)
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(reduction="none"), lambda outputs, targets: outputs.sum()])
+def test_a_first_loss_that_is_refused_leaves_no_folder_in_the_way(tmp_path, loss):
+    if isinstance(loss, nn.Module):
+        model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    else:
+        model = dropping()
     with refused("."):
-        Checkpoint(tmp_path, of).restore(optimizer, loader)
-    assert optimizer.account().steps == 1
-    assert torch.equal(flat(model), before)
+        fitted(model, loss=loss, checkpoints=sartor.Checkpoints(tmp_path))
+    assert fitted(checkpoints=sartor.Checkpoints(tmp_path)).steps == STEPS
+
+
+# -- the folder
+
+
+def test_a_checkpoint_is_its_owners_alone_without_pickle_and_without_a_key(tmp_path):
+    before = os.umask(0)
+    folder = tmp_path / "deep" / "checkpoint"
+    try:
+        stopped_at(5, folder, seed=None)
+    finally:
+        os.umask(before)
+    paths = [folder, *folder.rglob("*")]
+    for path in paths:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert sorted(path.suffix for path in paths[1:]) == ["", ".json", ".safetensors"]
+    for path in paths[1:]:
+        assert not path.read_bytes()[:2].startswith((b"PK", b"\x80")), "zip or pickle"
+
+
+def test_no_key_of_a_run_is_ever_on_the_disk(tmp_path, monkeypatch):
+    keys = []
+
+    def look(progress):
+        keys.append(running[-1].stream._key)
+        for path in tmp_path.rglob("*"):
+            content = path.read_bytes() if path.is_file() else b""
+            assert not any(key in content or key.hex().encode() in content for key in keys)
+
+    running = []
+    made = making.Run
+    monkeypatch.setattr(making, "Run", lambda *given, **named: running.append(made(*given, **named)) or running[-1])
+    fitted(seed=None, checkpoints=sartor.Checkpoints(tmp_path, every=2), callbacks=[look])
+    assert len(set(keys)) == -(-STEPS // 2)  # a new one for each block
+
+
+# -- loops of one's own
+
+
+def test_a_loop_of_ones_own_is_charged_ahead_and_goes_on(tmp_path):
+    plan = planned("scale", STEPS)
+    model, optimizer, loader = private(None, plan)
+    assert loader.checkpoint(tmp_path, every=4, public=lambda: {"epoch": 3}) == {}
+    with pytest.raises(Stopped), loader:
+        for batch in loader:
+            take(model, optimizer, batch)
+            if optimizer.run.steps == 6:
+                raise Stopped
+    assert optimizer.account().charged == 8
+    assert len(loader) == 0
+    with pytest.raises(sartor.SartorError):
+        take(model, optimizer, batch)
+    unwrap(model, optimizer)
+    again, second, rest = private(None, plan)
+    assert rest.checkpoint(tmp_path, resume=True) == {"epoch": 3}
+    account = second.account()
+    assert (account.steps, account.lost, account.taken) == (8, 4, 4)
+    with rest:
+        assert train(again, second, rest) == STEPS - 8
+    assert second.account().charged == STEPS
+    assert entry(tmp_path)["over"]
+
+
+def test_closing_a_loader_is_an_orderly_stop_and_the_last_one(tmp_path):
+    model, optimizer, loader = private(None, planned("scale", STEPS))
+    loader.checkpoint(tmp_path, every=4)
+    take(model, optimizer, next(iter(loader)))
+    loader.close()
+    assert (entry(tmp_path)["charged"], entry(tmp_path)["orderly"]) == (1, True)
+    with pytest.raises(sartor.SartorError):
+        iter(loader)
+    with pytest.raises(sartor.SartorError):
+        optimizer.step()
+
+
+def test_a_stop_amid_a_step_keeps_the_model_before_it_and_the_charge(tmp_path):
+    model, optimizer, loader = private(None, planned("scale", STEPS))
+    loader.checkpoint(tmp_path, every=4)
+    models = []
+
+    def half(*given, **named):
+        with torch.no_grad():
+            next(iter(model.parameters())).add_(100)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), loader:
+        for batch in loader:
+            if optimizer.run.steps == 5:
+                optimizer.inner.step = half
+            if optimizer.run.steps == 4:
+                models.append(flat(model))
+            take(model, optimizer, batch)
+    assert entry(tmp_path)["charged"] == 6
+    unwrap(model, optimizer)
+    again, second, rest = private(None, planned("scale", STEPS))
+    rest.checkpoint(tmp_path, resume=True)
+    assert (second.account().steps, second.account().lost) == (6, 2)
+    assert torch.equal(flat(again), models[0])
+    unwrap(again, second)
+
+
+def test_where_a_run_is_kept_is_said_once_and_before_its_first_batch(tmp_path):
+    model, optimizer, loader = private(None, planned("scale", STEPS))
+    take(model, optimizer, next(iter(loader)))
+    with pytest.raises(OutOfTurn, match="before its first batch"):
+        loader.checkpoint(tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_optimizer_state_carries_the_steps_and_never_lowers_a_count():
+    plan = planned("scale", STEPS)
+    model, optimizer, loader = private(None, plan)
+    batches = iter(loader)
+    for _ in range(4):
+        take(model, optimizer, next(batches))
+    state = optimizer.state_dict()
+    for _ in range(2):
+        take(model, optimizer, next(batches))
+    optimizer.load_state_dict(state)  # a model that was better before
+    assert optimizer.account().steps == 6
+    again, second, rest = private(None, plan)
+    second.load_state_dict(state)
+    account = second.account()
+    assert (account.steps, account.continued) == (4, True)
+    assert "continued" in str(account)
+    assert account.to_json()["continued"] is True
+    assert train(again, second, rest) == STEPS - 4
+    third, fourth, _ = private(None, plan)
+    take(third, fourth, next(iter(_)))
+    fourth.load_state_dict(state)
+    assert fourth.account().steps == 5
+    with refused("more than the plan's"):
+        fourth.load_state_dict({**state, "sartor": {**state["sartor"], "steps": STEPS, "run": "another"}})
+    with refused("another plan"):
+        private(None, planned("scale", 3))[1].load_state_dict(state)
+    plain = torch.optim.SGD(third.parameters(), lr=0.5).state_dict()
+    fourth.load_state_dict(plain)
+    assert fourth.account().steps == 5
+
+
+def test_a_child_that_was_forked_takes_no_step_and_no_batch():
+    """Its noise would be the parent's, and the difference of two releases bare."""
+    model, optimizer, loader = private(None, planned("scale", STEPS), seed=None)
+    batches = iter(loader)
+    take(model, optimizer, next(batches))
+    batch = next(batches)
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    if not (pid := os.fork()):
+        refusals = 0
+        for attempt in (optimizer.step, lambda: next(batches), lambda: next(iter(loader))):
+            try:
+                attempt()
+            except sartor.SartorError:
+                refusals += 1
+        os._exit(refusals)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    optimizer.step()
+    assert optimizer.run.steps == 2

@@ -6,12 +6,12 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from sartor.sgd.reach import Reach
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
 import sartor
 from sartor.sgd.check import Unchecked
-from sartor.sgd.reach import Reach
 from sartor.sgd.stores import stores
 
 SIZE, WIDTH = 120, 4

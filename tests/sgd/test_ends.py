@@ -1,17 +1,16 @@
-"""How runs end: without a key, once, and at the step from which nothing would be learned; and what may not be called public."""
+"""How runs end: once, and at the step from which nothing would be learned; and what may not be called public."""
 
-import json
 from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import sartor
 from sartor.sgd import Exhausted, NotFinite
-from sartor.sgd import checkpoint as saving
 from sartor.sgd.public import refuse_protected
 
 HOLDERS, STEPS = 60, 6
@@ -37,7 +36,7 @@ def linear():
 
 
 def fitted(folder=None, model=None, *, every=None, resume=False, **settings):
-    checkpoints = None if folder is None else sartor.Checkpoints(folder, every, resume)
+    checkpoints = None if folder is None else sartor.Checkpoints(folder, every=every, resume=resume)
     settings = {"lr": 0.5, "momentum": 0.9, "progress": False, "checkpoints": checkpoints, **settings}
     return sartor.fit(linear() if model is None else model, records(), budgets(), planned(), **settings)
 
@@ -45,50 +44,6 @@ def fitted(folder=None, model=None, *, every=None, resume=False, **settings):
 def private(plan):
     model = linear()
     return sartor.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), records(), budgets(), plan)
-
-
-def key_of(folder):
-    states = [json.loads(path.read_text()) for path in folder.rglob("state.json")]
-    return next(state["stream"]["key"] for state in states if "stream" in state)
-
-
-def holds(folder, key):
-    """Files in which the key stands, as text or as bytes."""
-    return [
-        path for path in folder.rglob("*") if path.is_file() and any(k in path.read_bytes() for k in (key.encode(), bytes.fromhex(key)))
-    ]
-
-
-# --- the key ---
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"evaluation": sartor.Evaluation(records(4), every=1, patience=2), "lr": 1e-9}], ids=["whole", "early"]
-)
-def test_the_key_goes_with_the_last_step(tmp_path, settings):
-    seen = []
-    result = fitted(tmp_path, every=1, callbacks=[lambda _: seen.append(key_of(tmp_path))], **settings)
-    assert result.stopped_early == bool(settings)
-    assert len(set(seen)) == 1
-    assert holds(tmp_path, seen[0]) == []
-    state = json.loads(next(tmp_path.rglob("state.json")).read_text())
-    assert not {"stream", "random", "optimizer"} & state.keys()
-    assert [path.name for path in tmp_path.rglob("*.safetensors")] == ["model.safetensors"]
-
-
-def test_the_key_goes_with_the_last_step_of_ones_own_loop(tmp_path):
-    plan = planned()
-    of = saving.fingerprint(plan, budgets(), records())
-    model, optimizer, loader = private(plan)
-    for inputs, targets in loader:
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-        saving.save_checkpoint(tmp_path, optimizer, loader, of)
-        assert any(b'"key"' in path.read_bytes() for path in tmp_path.rglob("state.json")) == (optimizer.run.steps < STEPS)
-    found = saving.Checkpoint(tmp_path, of)
-    assert found.over
-    with pytest.raises(sartor.SartorError, match="is finished"):
-        found.restore(optimizer, loader)
 
 
 def test_a_run_that_is_over_gives_its_end_again_and_takes_no_step(tmp_path):
@@ -99,20 +54,18 @@ def test_a_run_that_is_over_gives_its_end_again_and_takes_no_step(tmp_path):
     assert torch.equal(again.model.weight, first.model.weight)
     assert again.account.to_json() == first.account.to_json()
     assert again.history == first.history
-    with pytest.raises(sartor.SartorError, match="holds the checkpoint of a run"):
+    with pytest.raises(sartor.SartorError, match="holds a run already"):
         fitted(tmp_path)
 
 
-def test_a_key_left_behind_by_a_kill_goes_with_the_resume(tmp_path, monkeypatch):
-    """Killed between the last checkpoint's coming and the going of the one before."""
-    keys = []
-    with monkeypatch.context() as patch:
-        patch.setattr(saving, "_remove_others", lambda root, name: None)
-        result = fitted(tmp_path, every=1, callbacks=[lambda _: keys.append(key_of(tmp_path))])
-    assert holds(tmp_path, keys[0])
-    again = fitted(tmp_path, resume=True)
-    assert holds(tmp_path, keys[0]) == []
-    assert torch.equal(again.model.weight, result.model.weight)
+@pytest.mark.parametrize(
+    "settings", [{}, {"evaluation": sartor.Evaluation(records(4), every=1, patience=2), "lr": 1e-9}], ids=["whole", "early"]
+)
+def test_of_a_run_that_is_over_the_model_is_kept_and_no_optimizer(tmp_path, settings):
+    result = fitted(tmp_path, every=1, **settings)
+    assert result.stopped_early == bool(settings)
+    held = load_file(next(tmp_path.glob("*.safetensors")))
+    assert set(held) == {"model/weight", "model/bias"}
 
 
 # --- a model that is not finite ---
@@ -124,7 +77,6 @@ def test_a_model_that_is_not_finite_ends_the_run_at_that_step(tmp_path):
     account = caught.value.account
     assert account.steps == 1
     assert np.array_equal(account.spent, planned().spent_after(1))
-    assert not any(b'"key"' in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     with pytest.raises(NotFinite, match="after step 1") as again:
         fitted(tmp_path, resume=True, model=_steep())
     assert again.value.account.to_json() == account.to_json()

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -10,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import sartor
 from sartor.plans.rounds import weights
+from sartor.run import sampling
 from sartor.run.sampling import PoissonSampler
 from sartor.sgd import Average, Evaluation, Stream, fit_members
 
@@ -96,33 +98,43 @@ def test_what_cannot_be_is_refused(tmp_path):
         fit_members(nn.Linear(4, 2), data(), BUDGETS, None)
 
 
-def test_a_plan_of_rounds_trains_and_resumes_with_the_coins_that_fell(tmp_path):
+@pytest.mark.parametrize("seed", [5, None])
+def test_a_run_that_goes_on_in_a_round_keeps_the_coins_that_fell(tmp_path, monkeypatch, seed):
+    """Coins that were tossed again in the middle of a round would let in more people than the round's probability says."""
     made = plan("rounds")
+    round_of = np.searchsorted(np.cumsum([stage.steps for stage in made.stages]), np.arange(made.steps), side="right")
+    fell = {}
+    tossed = sampling._Coins._tossed
 
-    class Stop(Exception):
-        pass
+    def noted(self, stage):
+        found = tossed(self, stage)
+        fell.setdefault(stage, []).append(found[0].copy())
+        return found
+
+    monkeypatch.setattr(sampling._Coins, "_tossed", noted)
 
     def stop(progress):
         if progress.step == 20:
-            raise Stop
+            raise KeyError
 
-    def train(folder, **others):
-        torch.manual_seed(0)
-        model = nn.Linear(4, 2)
-        kept = sartor.Checkpoints(folder, every=5, resume=others.pop("resume", False))
-        return sartor.fit(model, data(), BUDGETS, made, lr=0.5, seed=5, progress=False, checkpoints=kept, **others)
+    def train(**others):
+        kept = sartor.Checkpoints(tmp_path, every=3, resume=others.pop("resume", False))
+        return sartor.fit(nn.Linear(4, 2), data(), BUDGETS, made, lr=0.5, seed=seed, progress=False, checkpoints=kept, **others)
 
-    whole = train(tmp_path / "whole")
-    with pytest.raises(Stop):
-        train(tmp_path / "part", callbacks=[stop])
-    resumed = train(tmp_path / "part", resume=True)
-    assert resumed.account.steps == whole.account.steps == made.steps
-    assert torch.equal(resumed.model.weight, whole.model.weight)
+    with pytest.raises(KeyError):
+        train(callbacks=[stop])
+    before = {stage: len(coins) for stage, coins in fell.items()}
+    account = train(resume=True).account
+    assert account.charged == made.steps
+    assert 0 < round_of[20] == round_of[21], "the stop is within a round"
+    assert len(fell[round_of[20]]) > before[round_of[20]]
+    for coins in fell.values():
+        assert all(np.array_equal(coins[0], other) for other in coins)
 
 
-def test_the_coins_of_a_stream_that_was_written_and_read_are_the_same_and_fall_as_planned():
-    made, stream = plan("rounds", steps=400), Stream()
-    samplers = [PoissonSampler(made, BUDGETS, one) for one in (stream, Stream.from_json(stream.to_json()))]
+def test_the_coins_of_two_streams_of_one_seed_are_the_same_and_fall_as_planned():
+    made = plan("rounds", steps=400)
+    samplers = [PoissonSampler(made, BUDGETS, Stream(seed=9)) for _ in range(2)]
     first = made.stages[0]
     inside = [set(), set()]
     for step in range(first.steps):

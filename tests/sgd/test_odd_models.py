@@ -263,7 +263,7 @@ def test_other_data_behind_a_subset_are_noticed(tmp_path):
     model = nn.Linear(4, 3)
     fit(model, chosen, checkpoints=sartor.Checkpoints(tmp_path / "run"))
     chosen.dataset.tensors[0][7] += 1
-    with pytest.raises(SartorError, match="another data set"):
+    with pytest.raises(SartorError, match="other records"):
         fit(nn.Linear(4, 3), chosen, checkpoints=sartor.Checkpoints(tmp_path / "run", resume=True))
 
 

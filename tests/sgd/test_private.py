@@ -161,19 +161,6 @@ def test_physical_batches_through_workers_give_the_same_bits():
     assert torch.equal(trained(workers=2, max_physical_batch=4), trained(max_physical_batch=4))
 
 
-@pytest.mark.parametrize("noise", ["torch", "numpy", "random"])
-def test_random_changes_to_records_are_the_same_with_and_without_workers(noise):
-    """They follow the step, so that they are the same after a resume too: other records under the same noise would show."""
-
-    def of(workers):
-        torch.manual_seed(5 + workers)
-        np.random.seed(5 + workers)  # noqa: NPY002
-        random.seed(5 + workers)
-        return trained(dataset=Named(noise), collate=unnamed, workers=workers)
-
-    assert torch.equal(of(0), of(2))
-
-
 def test_exactly_the_planned_steps_then_a_clear_stop():
     plan = planned(steps=7)
     model, optimizer, loader = private(None, plan)

@@ -1,11 +1,13 @@
 """Norms that are tracked: who takes part up to which norm, paid before the first coin, the same after any stop."""
 
+import itertools
 import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
@@ -15,6 +17,8 @@ from sartor import federated
 from sartor.accounting import rdp
 from sartor.errors import SartorError
 from sartor.individual import costs
+from sartor.individual.readings import Readings
+from sartor.run.journal import Journal
 from sartor.run.sampling import Draw, PoissonSampler
 from sartor.sgd import Stream
 from sartor.sgd import norms as norming
@@ -24,7 +28,7 @@ from sartor.sgd.stretches import Stretches
 from sartor_testing import many_records
 from sartor_testing.amount import most_are_long
 from sartor_testing.private_runs import HOLDERS, Stopped, dropping, flat, net, people, records, take, without_noise
-from sartor_testing.tracked_runs import CLIP, REFRESH, STEPS, ByHand, difference_from_by_hand, filtered, gradient, groups
+from sartor_testing.tracked_runs import CLIP, REFRESH, ByHand, difference_from_by_hand, filtered, gradient, groups
 
 SAME = 1e-5
 
@@ -160,22 +164,6 @@ def test_who_rests_is_looked_at_and_never_used():
 
 
 # -- before the first coin
-
-
-def test_a_stretch_is_charged_and_told_before_its_first_coin(monkeypatch):
-    log = []
-    draw, choose = PoissonSampler.draw, Stretches._choose
-    monkeypatch.setattr(PoissonSampler, "draw", lambda self, step: (log.append(("coin", step)), draw(self, step))[1])
-    monkeypatch.setattr(Stretches, "_choose", lambda self, step: (choose(self, step), log.append(("paid", step)))[0])
-    model, optimizer, loader = tracked()
-    loader.draws.stretches.charged = lambda: log.append(("kept", loader.run.steps))
-    for batch in loader:
-        take(model, optimizer, batch)
-    for begin in range(0, STEPS, REFRESH):
-        paid, kept = log.index(("paid", begin)), log.index(("kept", begin))
-        coins = [log.index(("coin", step)) for step in range(begin, min(begin + REFRESH, STEPS))]
-        before = [log.index(("coin", step)) for step in range(begin)]
-        assert max(before, default=-1) < paid < kept < min(coins)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -439,78 +427,86 @@ def test_a_plan_with_a_filter_is_not_run_without_it():
 # -- stops
 
 
-def _ends(folder, plan=None, *, stop=None, resume=False, **settings):
+def _ends(folder, plan=None, *, stop=None, resume=False, error=Stopped, **settings):
     def raising(progress):
         if progress.step == stop:
-            raise Stopped
+            raise error
 
-    kept = sartor.Checkpoints(folder, 2, resume)
+    kept = sartor.Checkpoints(folder, every=2, resume=resume)
     return fitted(plan, checkpoints=kept, callbacks=[raising], **settings)
 
 
 def _tracked_in(folder):
     """The rungs, units and accounts in a checkpoint."""
-    pointer = json.loads((folder / "current").read_text())
-    return (folder / pointer["folder"] / "tracked.safetensors").read_bytes()
+    found = load_file(next(folder.glob("*.safetensors")))
+    return {name: value for name, value in found.items() if name.startswith("tracked/")}
 
 
 @pytest.mark.parametrize("stop", most_are_long([3, 4, 13, 1, 2, 6, 11], 1))
-def test_a_stopped_and_resumed_run_has_the_same_units_rungs_and_accounts(tmp_path, stop):
-    whole = _ends(tmp_path / "whole")
+def test_a_run_that_goes_on_has_the_units_and_rungs_of_the_stretch_that_was_begun(tmp_path, monkeypatch, stop):
+    """A stretch goes on with its rungs, whatever norms would be now, and nobody pays for it twice."""
+    chosen = []
+    choose = Stretches._choose
+
+    def noted(self, step):
+        choose(self, step)
+        chosen.append((step, self._left.copy(), self._fraction.copy()))
+
+    monkeypatch.setattr(Stretches, "_choose", noted)
     with pytest.raises(Stopped):
-        _ends(tmp_path / "cut", stop=stop)
-    again = _ends(tmp_path / "cut", resume=True)
-    assert torch.equal(flat(whole.model), flat(again.model))
-    assert np.array_equal(whole.reading.accounts(sensitive=True), again.reading.accounts(sensitive=True))
-    assert _tracked_in(tmp_path / "whole") == _tracked_in(tmp_path / "cut")
-    assert whole.account.to_json() == again.account.to_json()
+        _ends(tmp_path, stop=stop)
+    before = list(chosen)
+    held = _tracked_in(tmp_path)
+    assert np.array_equal(held["tracked/left"].numpy(), before[-1][1])
+    assert np.array_equal(held["tracked/fraction"].numpy(), before[-1][2])
+    again = _ends(tmp_path, resume=True)
+    assert len({step for step, _, _ in chosen}) == len(chosen)
+    lefts = [left for _, left, _ in chosen]
+    assert all(np.all(later <= earlier) for earlier, later in itertools.pairwise(lefts))
+    assert lefts[-1].min() >= 0
+    assert again.account.charged == again.account.plan.steps
 
 
 @pytest.mark.parametrize("kind", most_are_long(["strict", "estimate"], 1))
 def test_readings_resume_as_well(tmp_path, kind):
     plan = sartor.plan(people(), "sequential", steps=9, batch=20, clip=CLIP)
     settings = {"tracking": sartor.Tracking(kind, 4)}
-    whole = _ends(tmp_path / "whole", plan, **settings)
     with pytest.raises(Stopped):
-        _ends(tmp_path / "cut", plan, stop=5, **settings)
-    again = _ends(tmp_path / "cut", plan, resume=True, **settings)
-    assert np.array_equal(whole.reading.accounts(sensitive=True), again.reading.accounts(sensitive=True))
-    assert torch.equal(flat(whole.model), flat(again.model))
-    assert np.array_equal(
-        _ends(tmp_path / "cut", plan, resume=True, **settings).reading.accounts(sensitive=True), whole.reading.accounts(sensitive=True)
-    )
+        _ends(tmp_path, plan, stop=5, **settings)
+    first = _ends(tmp_path, plan, resume=True, **settings).reading
+    again = _ends(tmp_path, plan, resume=True, **settings).reading
+    assert np.array_equal(first.accounts(sensitive=True), again.accounts(sensitive=True))
+    assert np.all(first.accounts(sensitive=True) <= first.guarantee)
 
 
-def test_a_stretch_that_began_is_never_chosen_anew(tmp_path, monkeypatch):
-    """Whoever resumes right after the first coin of a stretch finds its rungs on the disk, whatever norms would be now."""
-    whole = _ends(tmp_path / "whole")
-    with pytest.raises(Stopped):
-        _ends(tmp_path / "cut", stop=REFRESH + 1)
-    looked = []
-    call = Norms.__call__
-    monkeypatch.setattr(Norms, "__call__", lambda self, holders, step: (looked.append(step), call(self, holders, step))[1])
-    again = _ends(tmp_path / "cut", resume=True)
-    assert min(looked) == 2 * REFRESH
-    assert torch.equal(flat(whole.model), flat(again.model))
-
-
-def test_what_is_on_the_disk_is_paid_when_a_process_dies_in_the_pass(tmp_path, monkeypatch):
+def test_units_are_on_the_disk_before_the_first_coin_of_their_stretch(tmp_path, monkeypatch):
     """A kill between the pass over everybody and the first coin costs nobody anything twice."""
-    whole = _ends(tmp_path / "whole")
-    choose = Stretches._choose
+    events = []
+    choose, draw, write = Stretches._choose, PoissonSampler.draw, Journal.write
 
-    def dying(self, step):
+    def chosen(self, step):
         choose(self, step)
-        if step == 2 * REFRESH:
-            raise Stopped
+        events.append(("chosen", step))
 
-    monkeypatch.setattr(Stretches, "_choose", dying)
-    with pytest.raises(Stopped):
-        _ends(tmp_path / "cut")
-    monkeypatch.setattr(Stretches, "_choose", choose)
-    again = _ends(tmp_path / "cut", resume=True)
-    assert _tracked_in(tmp_path / "whole") == _tracked_in(tmp_path / "cut")
-    assert torch.equal(flat(whole.model), flat(again.model))
+    def drawn(self, step):
+        events.append(("drawn", step))
+        return draw(self, step)
+
+    def written(self, entry, checkpoint=None):
+        write(self, entry, checkpoint)
+        events.append(("charged", entry.charged))
+
+    monkeypatch.setattr(Stretches, "_choose", chosen)
+    monkeypatch.setattr(PoissonSampler, "draw", drawn)
+    monkeypatch.setattr(Journal, "write", written)
+    result = _ends(tmp_path)
+    for place, (what, step) in enumerate(events):
+        if what == "chosen":
+            assert events[place + 1][0] == "charged"
+            assert step < events[place + 1][1] <= step + REFRESH
+        if what == "drawn":
+            assert max(charged for name, charged in events[:place] if name == "charged") > step
+    assert sorted({step for what, step in events if what == "drawn"}) == list(range(result.steps))
 
 
 def test_a_checkpoint_of_another_way_to_track_is_refused(tmp_path):
@@ -518,15 +514,24 @@ def test_a_checkpoint_of_another_way_to_track_is_refused(tmp_path):
     with pytest.raises(Stopped):
         _ends(tmp_path, plan, stop=4, tracking=sartor.Tracking("strict", 3))
     for other in (sartor.Tracking("estimate", 3), sartor.Tracking("strict", 2), None):
-        with pytest.raises(SartorError, match="tracking of norms"):
+        with pytest.raises(SartorError, match="tracked norms in another way"):
             _ends(tmp_path, plan, resume=True, tracking=other)
     _ends(tmp_path, plan, resume=True, tracking=sartor.Tracking("strict", 3))
 
 
-def test_tracked_state_is_its_owners_alone(tmp_path):
-    _ends(tmp_path)
-    pointer = json.loads((tmp_path / "current").read_text())
-    assert (tmp_path / pointer["folder"] / "tracked.safetensors").stat().st_mode & 0o777 == 0o600
+def test_a_run_that_was_interrupted_amid_a_choice_keeps_the_stretch_before(tmp_path, monkeypatch):
+    """Nobody's units are taken by half."""
+    add = Readings.add
+
+    def halfway(self, level, steps):
+        add(self, level, steps)
+        if self.steps > REFRESH:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Readings, "add", halfway)
+        _ends(tmp_path)
+    assert _ends(tmp_path, resume=True).account.lost <= 2
 
 
 def test_a_loss_that_mixes_is_refused_in_the_pass():

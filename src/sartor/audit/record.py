@@ -11,16 +11,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sartor.audit.fingerprint import digest
 from sartor.run.sampling import Draw
 from sartor.run.witness import Array, Bare, Poll, Source
-from sartor.sgd.contents import Unseen, content
 
 Key = tuple[str, int]
 """The name of a sum and its step."""
@@ -37,29 +36,8 @@ class Enough(BaseException):
     """As many steps as were wanted are on the tape: no error, which a loop might catch to try again."""
 
 
-def digest(state: Mapping[str, Any]) -> str:
-    """A fingerprint of a model as anybody may see it."""
-    found = blake2b(digest_size=16)
-    for name in sorted(state):
-        held = state[name]
-        if not isinstance(held, torch.Tensor | np.ndarray):  # a module's state beside its tensors
-            found.update(name.encode() + _content(held))
-            continue
-        value = held.detach() if isinstance(held, torch.Tensor) else torch.as_tensor(held)
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        found.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def _content(value: Any) -> bytes:
-    try:
-        return content(value)
-    except Unseen:
-        return type(value).__qualname__.encode()
-
-
 def _looks(state: Mapping[str, Any]) -> tuple[str, str]:
-    """Fingerprints of the model as it is kept, and of the gradients beside it, which a run that is taken up again does not have yet."""
+    """Digests of the model as it is kept, and of the gradients beside it, which a run that is taken up again does not have yet."""
     beside = {name for name in state if name.startswith(BESIDE)}
     return digest({name: state[name] for name in state.keys() - beside}), digest({name: state[name] for name in beside})
 

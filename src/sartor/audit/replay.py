@@ -16,10 +16,10 @@ What is asserted, of every step:
 - the model between steps and at the end, what the run prints, logs, warns of and returns, whether and how it ends, and files that others
   may read, where it returns their path, are the same without the holder.
 
-Breaks if: what trains reads the holder's records, or what it remembers of them, from elsewhere than the data set that it is given; what it
-    shows is never the same twice; it draws random numbers by generators that it makes itself. As far as this can be noticed, `unseen` says
-    so. A run that passes is consistent with its plan on these data and holders, as far as it was looked at (`most_steps`); only the proof
-    says it of all.
+Breaks if: what trains reads the holder's records, or remembers them, elsewhere than in the data set that it is given; that data set makes a
+    record of several people's inside (`without`); what it shows is never the same twice; it draws random numbers by generators that it
+    makes itself. Those who train are honest and may err: nobody's memory is searched. A run that passes is consistent with its plan on
+    these data and holders, as far as it was looked at (`most_steps`); only the proof says it of all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from sartor.audit.choice import chosen, whole
 from sartor.audit.judge import SLIGHTLY, Judge
 from sartor.audit.record import Tape
 from sartor.audit.sensitive import check_said
-from sartor.audit.shown import alone
 from sartor.audit.twice import NOBODY, Train, Twice
 from sartor.audit.without import extreme, without
 from sartor.budgets import Budgets
@@ -88,7 +87,6 @@ class Replayed:
         return {"attack": "replay", "verdict": self.verdict, **figures, **seen, **({"sensitive": True} if self.sensitive else {})}
 
 
-@alone
 def replay(
     train: Train,
     dataset: Any,
@@ -104,11 +102,28 @@ def replay(
 ) -> Replayed:
     """Run `train(dataset, seed)`, and again for some holders with everything of theirs zeroed; what differs is compared with the plan.
 
-    `train` makes a new model, trains it under the plan with the seed that it is given, and returns what may be shown: an account, the
-    model, a text, several of them, the path of a file or folder, of which others see what they may read, or nothing. The data set of the
-    second run has other people's records in the holder's places. `holders` are places in the budgets, or how many shall be tried, of all
-    groups in turn. After `most_steps` steps a run is stopped. `random` says that it draws random numbers which replay does not see, by
-    generators that it makes itself; then everybody stays in their places. `sensitive` says whether the records may not be shown.
+    Args:
+        train: Makes a new model, trains it under the plan on the data and with the seed that it is given, keeps nothing for the next time,
+            and returns what may be shown: an account, the model, a text, several of them, the `Path` of a file or folder, of which others
+            see what they may read, or nothing.
+        dataset: The records. Give raw ones (a tensor, an array, a `TensorDataset`, columns by name or in a tuple) where `train` makes
+            records or statistics out of several: other people's then stand in the holder's places in all that is made. Any other data set
+            is handed out record by record.
+        budgets: Everybody's budgets.
+        plan: What is promised.
+        ownership: Whose the records are, where holders have several.
+        holders: Places in the budgets, or how many shall be tried, of all groups in turn.
+        seed: Of the runs and of who is tried.
+        most_steps: Steps after which a run is stopped.
+        random: Whether it draws random numbers which replay does not see, by generators that it makes itself; then everybody stays in
+            their places.
+        sensitive: Whether the records may not be shown.
+
+    Returns:
+        What broke, if anything, and what could not be looked at.
+
+    Raises:
+        SartorError: Nothing is released or nobody drawn, or the training is not the same twice.
 
     >>> import sartor, torch
     >>> data = torch.utils.data.TensorDataset(torch.randn(60, 4), torch.randint(0, 2, (60,)))
@@ -134,19 +149,23 @@ def replay(
     tried = chosen(holders, group, seed, judge.drawn)
     for place, holder in enumerate(tried):
         rows = np.array([holder]) if ownership is None else np.flatnonzero(ownership.of_record == holder)
-        if not (place or run.is_random):
-            moved, found = _of_extremes(run, holder, extreme(dataset, rows), judge)
-            largest, faults = max(largest, moved), [*faults, *found]
         instead, missed = without(dataset, rows)
         unseen |= missed
-        for aligned in (True, False) if run.is_random else (False,):
+        larger = None if place or run.is_random else extreme(dataset, rows)
+        for data, aligned in [(larger, False), *((instead, aligned) for aligned in ((True, False) if run.is_random else (False,)))]:
+            if data is None:
+                continue
             compare = None if run.is_random and not aligned else judge.of_holder(holder)
-            again, shown = run.without(holder, instead, aligned=aligned, compare=compare)
+            again, shown = run.without(holder, data, aligned=aligned, compare=compare)
+            if data is larger and not shown.reached_its_end:
+                continue  # a run that fails of such numbers tells nothing
             if (again.faults or again.moved) and not faults:
                 run.check_repeatable(judge.of_holder(NOBODY))
-            seen, never = run.compared(shown, partial(run.without, holder, instead, aligned=aligned))
-            largest, unseen = max(largest, again.largest), unseen | never | run.elsewhere(again, instead, rows)
-            if again.moved and not aligned and not _moved_in_place(run, holder, instead, judge):
+            seen, never = run.compared(shown, partial(run.without, holder, data, aligned=aligned))
+            largest, unseen = max(largest, again.largest), unseen | never
+            if run.trains_on_another(again):
+                unseen.add("records that train reads from elsewhere than the data set that it is given")
+            if again.moved and not aligned and not run.without(holder, data, aligned=True, compare=judge.of_holder(holder))[0].moved:
                 unseen.add(_GENERATORS)
             faults += [*again.faults, *again.moved, *seen]
     if SLIGHTLY in faults and not run.rounds_alike(judge.of_holder(NOBODY)):
@@ -156,24 +175,4 @@ def replay(
         unseen.add("sums of batches without the holder, as others would draw other random numbers")
     if not judge.has_seen_a_clip:
         unseen.add("clipping, as nothing of those who were zeroed was as long as their clip")
-    unseen |= run.unseen
-    if run.remembers:
-        unseen.add("what train keeps from one run to the next")
     return Replayed(tape.steps, len(tried), largest, tuple(dict.fromkeys(faults)), tuple(sorted(unseen)), run.first.ended, sensitive)
-
-
-def _of_extremes(run: Twice, holder: int, instead: Any, judge: Judge) -> tuple[float, list[str]]:
-    """What follows a holder whose records are far larger than anybody's, as some statistics do; a run that fails of them tells nothing."""
-    if instead is None:
-        return 0.0, []
-    again, shown = run.without(holder, instead, aligned=False, compare=judge.of_holder(holder))
-    if not shown.reached_its_end:
-        return 0.0, []
-    seen, _ = run.compared(shown, partial(run.without, holder, instead, aligned=False))
-    return again.largest, [*again.faults, *again.moved, *seen]
-
-
-def _moved_in_place(run: Twice, holder: int, instead: Any, judge: Judge) -> list[str]:
-    """What is wrong with sums where the holder stays in their place, at clip 0."""
-    again, _ = run.without(holder, instead, aligned=True, compare=judge.of_holder(holder))
-    return again.moved

@@ -10,6 +10,7 @@ Breaks if: teachers read records from elsewhere than the data set that they are 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,12 +19,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from sartor.audit.choice import chosen
-from sartor.audit.opened import listening
-from sartor.audit.reached import digests, of_records, reached, told
 from sartor.audit.replay import Replayed
 from sartor.audit.replay_votes import Votings
-from sartor.audit.shown import Shown, alone, compared
-from sartor.audit.without import copied, without
+from sartor.audit.shown import Shown, compared
+from sartor.audit.without import without
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.ownership import Ownership
@@ -33,7 +32,6 @@ from sartor.pate.teachers import Teachers
 from sartor.run.witness import Array
 
 
-@alone
 def replay_ensemble(
     teachers: Teachers,
     dataset: TensorDataset,
@@ -50,8 +48,8 @@ def replay_ensemble(
 ) -> Replayed:
     """Teach an ensemble and let it vote, and again for some holders with everything of theirs replaced.
 
-    `teachers` have a seed. `holders` are places in the budgets, or how many shall be tried, of all groups in turn. `steps` of what it finds
-    are queries, and a move is over what the plan allows a member.
+    `teachers` have a seed, and every ensemble is taught by a copy of them. `holders` are places in the budgets, or how many shall be
+    tried, of all groups in turn. `steps` of what it finds are queries, and a move is over what the plan allows a member.
 
     >>> import sartor
     >>> from sklearn.neighbors import KNeighborsClassifier
@@ -73,12 +71,9 @@ def replay_ensemble(
 
     def taught(data: TensorDataset) -> tuple[NDArray[np.integer], Shown]:
         shown = Shown()
-        with listening() as opened, shown.looking():
-            found = copied(teachers).votes(data, slices, queries)
-        reads.update(opened.read)
-        return found, shown
+        with shown.looking():
+            return copy.deepcopy(teachers).votes(data, slices, queries), shown
 
-    before, reads = digests(teachers), set[str]()
     votes, first = taught(dataset)
     votings = Votings(plan, votes, classes, student=student, seed=seed, go_on=go_on)
     for holder in tried:
@@ -95,13 +90,6 @@ def replay_ensemble(
             votings.faults.append("a holder's records are with more teachers than the plan says.")
         if own.any():
             votings.turn(np.flatnonzero(own), int(group[holder]))
-    if digests(teachers) != before:
-        votings.unseen.add("what teachers keep from one time that they are taught to the next")
-    names = of_records(reached(teachers))
-    if names:
-        votings.unseen.add(f"numbers that teachers reach beside what they are taught ({told(names)})")
-    if reads:
-        votings.unseen.add("what teachers read from files")
     if getattr(teachers, "workers", 1) != 1:
         votings.unseen.add("what teachers print in processes of their own (workers=1 has them teach in this one)")
     return votings.found(len(tried))

@@ -7,6 +7,7 @@ moves by the client's clip at most, the count of an adaptive clip by its share, 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sartor.audit.replay import MOST_STEPS, Replayed, replay
-from sartor.audit.without import copied
 from sartor.budgets import Budgets
 from sartor.federated.plan import FederatedPlan
 from sartor.federated.rounds import Round
@@ -74,7 +74,7 @@ class _Given(NamedTuple):
 def _rounds(given: _Given, data: Any, seed: int, *, answer: Answer, server: Callable[[Named], ServerOptimizer]) -> dict[str, Any]:
     """All rounds of a plan; the server's model afterwards."""
     plan, stream = given.plan, Stream(seed)
-    clip, own = plan.accounted.clip, copied(answer)
+    clip, own = plan.accounted.clip, copy.deepcopy(answer)
     sampler, optimizer = PoissonSampler(plan.accounted, given.budgets, stream), server(given.model)
     for number in range(plan.rounds):
         current = optimizer.model

@@ -14,14 +14,12 @@ They are for the auditor, who may see the data.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache
-from hashlib import blake2b
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,10 +27,13 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.utils.data import Dataset
 
+from sartor import __version__
+from sartor.audit.fingerprint import digest
 from sartor.audit.scores import Scores
 from sartor.audit.shadow_folder import Arrays, ShadowFolder
 from sartor.audit.shadow_tasks import Task, of_population, parallel
 from sartor.audit.shadow_training import Learning, Mask, Material
+from sartor.audit.shown import seeded
 from sartor.audit.signals import Array, batches, check_name
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
@@ -41,11 +42,6 @@ from sartor.numbers import check_seed
 from sartor.ownership import Ownership
 from sartor.plans import Plan
 from sartor.progress import bar
-from sartor.sgd.checkpoint import fingerprint
-from sartor.sgd.contents import content
-from sartor.sgd.digests import digest
-from sartor.sgd.identity import identity
-from sartor.sgd.loss import Loss
 
 STACKED = 8
 """Models that are trained side by side; more do not fit into the processor's caches."""
@@ -222,30 +218,20 @@ def _targets(given: ArrayLike | None, holders: int) -> NDArray[np.intp]:
 
 
 def _digests(material: Material, targets: NDArray[np.intp], population: Dataset[Any] | None, seed: int) -> dict[str, str]:
-    """All that signals follow from, by name. How many models there are is no part of it."""
+    """All that signals follow from, by name, but for code. How many models there are is no part of it."""
     learning, model = material.learning, material.fresh(seed_of(seed, 0))
-    optimizer = learning.made([value for value in model.parameters() if value.requires_grad])
-    of = fingerprint(material.plan, material.budgets, material.dataset)
-    if "unseen" in of:
-        raise SartorError(f"signals cannot be kept: records hold a {of['unseen']}, whose content cannot be seen; leave the folder out.")
-    owned = None if material.ownership is None else material.ownership.of_record.tobytes()
-    others = None if population is None else [content(batch) for batch in batches(population, learning.collate)]
-    parts: dict[str, Sequence[Any]] = {
-        "ownership": [owned],
-        "network": [identity(model, optimizer, material.dataset, learning.collate).to_json(), *map(content, model.state_dict().values())],
-        "learning": [learning.lr, digest(learning.optimizer), learning.momentum, Loss(learning.loss).name],
-        "targets": [targets.tobytes()],
-        "population": [others],
-        "seed": [seed],
-        "version of sartor": [_code()],
+    with seeded(seed):
+        records, others = ([] if data is None else list(batches(data, learning.collate)) for data in (material.dataset, population))
+    parts: dict[str, object] = {
+        "plan": json.dumps(material.plan.record(), sort_keys=True),
+        "budgets": material.plan.groups_of(material.budgets),
+        "data": records,
+        "ownership": None if material.ownership is None else material.ownership.of_record,
+        "network": [repr(model), model],
+        "learning": learning,
+        "targets": targets,
+        "population": others,
+        "seed": seed,
+        "version of sartor": __version__,
     }
-    return {**of, **{name: blake2b(content(list(part)), digest_size=16).hexdigest() for name, part in parts.items()}}
-
-
-@cache
-def _code() -> bytes:
-    """A digest of this library's own code, which signals follow from as well."""
-    found, room = blake2b(digest_size=16), Path(__file__).parent.parent
-    for file in sorted(room.rglob("*.py")):
-        found.update(str(file.relative_to(room)).encode() + b"\0" + file.read_bytes() + b"\0")
-    return found.digest()
+    return {name: digest(part) for name, part in parts.items()}

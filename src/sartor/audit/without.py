@@ -1,245 +1,150 @@
-"""The data set of the second run: other people's records stand in a holder's places, and what could not be replaced is said.
+"""The data set of the second run: other people's records stand in a holder's places.
 
-Records are replaced where they lie (`sartor.sgd.stores`), so that whatever a data set makes of several of them has others to be made of.
-A record may lie in another place than its number says, in an order of its own; then it is looked for, by halves.
-
-Breaks if: records lie where no store is found, or a data set remembers something of them beside: what could be a statistic of them all, a
-    number or an array that has no row for each, is named as unseen.
+Raw records (a tensor, an array, a `TensorDataset`, columns by name or in a tuple) are copied with other rows in these places, so whatever
+`train` makes of several of them is made of others. Of any other data set records are handed out by their places alone (`Taken`): what it
+makes of several records inside, a mean or a neighbour, still holds the holder's.
 """
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from sartor.audit.reached import beside
-from sartor.sgd.contents import content
-from sartor.sgd.generators import repeatable
-from sartor.sgd.pristine import light
-from sartor.sgd.stores import Store, stores
-from sartor.sgd.trees import attributes
+from sartor.data.dataset import Data
 
 Rows = NDArray[np.integer]
+Made = Callable[[list[Any]], Any]
 
-_TURNS = 8  # how often others are drawn by lot
 _LARGER = 1_000.0
-_LOOKED_AT = 10  # records that are fetched to see whether they were replaced, or were not
+
+
+class Taken(Dataset[Any]):
+    """A data set in another order: the record in place i is that in place `order[i]` of the first. It has nothing but records."""
+
+    def __init__(self, dataset: Any, order: Rows) -> None:
+        self._dataset, self._order = dataset, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._dataset[int(self._order[place])]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"replay hands out records of this data set by their places and cannot replace a holder in its {name}: give replay the raw "
+            "records, as tensors, and make the data set in train."
+        )
+
+
+def fresh(dataset: Any) -> Any:
+    """The data set as a run is given it: a copy of raw records, or records by their places."""
+    return _taken(dataset, None if (count := _count(dataset)) is None else np.arange(count))
 
 
 def without(dataset: Any, rows: Rows) -> tuple[Any, set[str]]:
-    """The data set with other people's records in some places, and what could not be replaced in it.
+    """The data set with other people's records in some places, and what could not be replaced.
 
-    The others are drawn by lot, and again a few times until none of their records has a part that equals the one that it replaces, such as
-    a class: or else what follows that part alone would not be seen.
+    The others are drawn by lot from those whose single numbers, such as a class, are other ones, where there are such.
     """
-    if type(dataset) is TensorDataset:
-        order = torch.from_numpy(_unlike(dataset.tensors, rows))
-        replaced = TensorDataset(*(tensor[order] for tensor in dataset.tensors))
-        return replaced, {"records in TensorDataset"} if _some_are_the_same(dataset.tensors, replaced.tensors, rows) else set()
-    try:
-        known = stores(dataset, None)
-    except TypeError:  # no data set: whoever trains has the records elsewhere
-        return dataset, {f"records in {type(dataset).__name__}"}
-    unseen = {f"records in {name}" for name in known.unseen} | beside(dataset, [store.value for store in known.found])
-    before, best, missed, kept = copied(dataset), dataset, math.inf, True
-    for turn in range(_TURNS):
-        replaced = _with_others(dataset, before, known.found, rows, turn)
-        if replaced is None:
-            break
-        alike = _parts_in_common(before, copied(replaced), rows)
-        if alike < missed:
-            best, missed, kept = replaced, alike, _has_kept(before, copied(replaced), rows, turn)
-        if not missed:
-            break
-    if kept:
-        unseen |= {f"records in {type(dataset).__name__}"}
-    return best, unseen
+    unseen, count = {f"records in {type(dataset).__name__}"}, _count(dataset)
+    if count is None:
+        return dataset, unseen
+    kept = _arrays(dataset)
+    arrays = [] if kept is None else kept[0]
+    order = _with_others(arrays, count, rows)
+    same = np.all([_rows_alike(array, order, rows) for array in arrays], 0) if arrays else order[rows] == rows
+    instead = _taken(dataset, order)
+    inside = {f"records that {type(dataset).__name__} makes of several people's inside: give replay the raw ones, and make it in train"}
+    return instead, (unseen if np.any(same) else set()) | (inside if isinstance(instead, Taken) else set())
 
 
 def extreme(dataset: Any, rows: Rows) -> Any:
-    """The same with numbers far larger than anybody's in these places; nothing, where there are none that can be set.
+    """The same with numbers far larger than anybody's in these places; None where there are none that can be set.
 
     Whoever is not drawn may have any record, and a scale or a range of all is that of the largest.
     """
-    instead, _ = without(dataset, rows)
-    if type(instead) is TensorDataset:
-        found = [_enlarged(tensor, rows) for tensor in instead.tensors]
-        larger = [tensor if changed is None else changed for tensor, changed in zip(instead.tensors, found, strict=True)]
-        return TensorDataset(*larger) if any(changed is not None for changed in found) else None
-    try:
-        known = stores(instead, None)
-    except TypeError:
+    kept = _arrays(dataset)
+    if kept is None:
         return None
-    changed = {id(store.value): _enlarged(store.value, _by_number(store, rows)) for store in known.found}
-    made = {place: value for place, value in changed.items() if value is not None}
-    dressed = _light(instead, made) if made else None
-    return dressed if made and _others_are_the_same(copied(instead), copied(dressed), rows) else None
+    arrays, made = kept
+    return made([_enlarged(array, rows) for array in arrays]) if any(map(_is_float, arrays)) else None
 
 
-def _enlarged(value: Any, rows: Rows) -> Any:
-    """An array with rows far larger than all others; nothing, of what is no array of real numbers."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() and len(rows):
-        found = value.detach().clone()
-        found[torch.from_numpy(rows)] += _LARGER * (1 + value.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
-        return found
-    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size and len(rows):
-        array = value.copy()
-        array[rows] += _LARGER * (1 + np.nan_to_num(np.abs(value), nan=0.0, posinf=0.0).max())
+def _is_float(array: Any) -> bool:
+    is_float = array.is_floating_point() if isinstance(array, torch.Tensor) else array.dtype.kind == "f"
+    return bool(is_float and np.prod(array.shape))
+
+
+def _enlarged(array: Any, rows: Rows) -> Any:
+    if not _is_float(array):
         return array
-    return None
+    values = torch.as_tensor(array).clone()
+    values[torch.from_numpy(rows)] += _LARGER * (1 + values.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return values if isinstance(array, torch.Tensor) else values.numpy()
 
 
-def _some_are_the_same(before: tuple[torch.Tensor, ...], after: tuple[torch.Tensor, ...], rows: Rows) -> bool:
-    """Whether a record that was to be replaced is as it was, as where nobody has another."""
-    places = torch.from_numpy(rows)
-    same = [(new[places] == old[places]).reshape(len(rows), -1).all(1) for new, old in zip(after, before, strict=True)]
-    return bool(torch.stack(same).all(0).any()) if same else False
+def _is_array(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
 
 
-def _with_others(dataset: Any, before: Any, found: list[Store], rows: Rows, turn: int) -> Any:
-    """The data set with others' records in these places, who are drawn anew in each turn; nothing, where it has no such places."""
-    replaced = _replaced(dataset, [(store, _by_number(store, rows)) for store in found], turn)
-    if replaced is not None and not _others_are_the_same(before, copied(replaced), rows):
-        looked_for = _replaced(dataset, [(store, _looked_for(dataset, store, rows)) for store in found], turn)
-        if looked_for is not None and _others_are_the_same(before, copied(looked_for), rows):
-            return looked_for  # or else records are made of several rows, and what that moves is for the replay to see
-    return replaced
+def _arrays(dataset: Any) -> tuple[list[Any], Made] | None:
+    """The arrays with a row for each record that raw records are, and what makes such records of others like them."""
+    if _is_array(dataset):
+        return [dataset], lambda new: new[0]
+    if type(dataset) is TensorDataset:
+        return list(dataset.tensors), lambda new: TensorDataset(*new)
+    if isinstance(dataset, Data):
+        return list(dataset.train.tensors), lambda new: replace(dataset, train=TensorDataset(*new))
+    if type(dataset) is Subset and (kept := _arrays(dataset.dataset)) is not None:
+        return [array[np.asarray(dataset.indices)] for array in kept[0]], kept[1]
+    if isinstance(dataset, Mapping):
+        return _columns(list(dataset.values()), lambda new: dict(zip(dataset, new, strict=True)))
+    return _columns(list(dataset), tuple) if isinstance(dataset, tuple) else None
 
 
-def _unlike(tensors: tuple[torch.Tensor, ...], rows: Rows) -> NDArray[np.int64]:
-    """All places in order, with others' instead of these, whose single numbers (classes, say) are other ones where there are such."""
-    order, length = np.arange(len(tensors[0])), len(tensors[0])
-    others, generator = np.setdiff1d(order, rows), np.random.default_rng(rows[:1].tolist())
-    single = [tensor.detach().cpu().numpy() for tensor in tensors if tensor.numel() == length and not tensor.is_complex()]
+def _columns(columns: list[Any], made: Made) -> tuple[list[Any], Made] | None:
+    is_table = bool(columns) and all(map(_is_array, columns)) and len({len(column) for column in columns}) == 1
+    return (columns, made) if is_table else None
+
+
+def _count(dataset: Any) -> int | None:
+    """How many records there are; None of what hands out none by their places."""
+    kept = _arrays(dataset)
+    if kept is not None:
+        return len(kept[0][0]) if kept[0] else None
+    is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    return None if isinstance(dataset, IterableDataset | Mapping | str) or not is_map else len(dataset)
+
+
+def _taken(dataset: Any, order: Rows | None) -> Any:
+    kept = _arrays(dataset)
+    if order is None:
+        return dataset
+    if kept is not None:
+        return kept[1]([array[order] for array in kept[0]])
+    return [dataset[place] for place in order.tolist()] if type(dataset) is list else Taken(dataset, order)
+
+
+def _with_others(arrays: list[Any], count: int, rows: Rows) -> Rows:
+    """All places in order, with those of others instead of these, the same others whenever it is asked."""
+    order, generator = np.arange(count), np.random.default_rng(rows[:1].tolist())
+    others = np.setdiff1d(order, rows)
+    single = [np.asarray(array).reshape(count) for array in arrays if np.prod(array.shape) == count]
     for row in rows.tolist() if len(others) else ():
-        differ = [(values[others] != values[row]).reshape(len(others)) for values in single]
+        differ = [values[others] != values[row] for values in single]
         unlike = [others[np.logical_and.reduce(differ)], *(others[one] for one in differ), others] if differ else [others]
         order[row] = generator.choice(next(places for places in unlike if len(places)))
     return order
 
 
-def _parts_in_common(before: Any, after: Any, rows: Rows) -> float:
-    """How many parts of a few records are as they were; a record that shows nothing counts as other."""
-    pairs = ((_fetched(before, row), _fetched(after, row)) for row in rows[:_LOOKED_AT].tolist())
-    return sum(sum(was == is_ for was, is_ in zip(one or [], other or [], strict=False)) for one, other in pairs)
-
-
-def copied(dataset: Any) -> Any:
-    """A copy, so that what a run leaves in its data set, as a cache does, is not there in the next; what cannot be copied is shared."""
-    try:
-        return copy.deepcopy(dataset)
-    except Exception:  # whatever a class makes of being copied
-        pass
-    try:
-        return copy.deepcopy(dataset, _spared(dataset))
-    except Exception:  # the same, of the whole
-        return dataset
-
-
-def is_random(make: Any, *owners: Any) -> bool:
-    """Whether something comes out otherwise under other random numbers."""
-    try:
-        return bool(content(repeatable(1, make, *owners)) != content(repeatable(2, make, *owners)))
-    except Exception:  # whatever it makes of being asked, or what shows nothing
-        return False
-
-
-def _spared(dataset: Any) -> dict[int, Any]:
-    """What in a data set cannot be copied (a lock, a file), by its id, as what stands for it."""
-    found = {}
-    for value in attributes(dataset).values():
-        try:
-            copy.deepcopy(value)
-        except Exception:  # whatever a class makes of being copied
-            found[id(value)] = value
-    return found
-
-
-def _light(dataset: Any, instead: Mapping[int, Any]) -> Any:
-    try:
-        return light(dataset, dict(instead))
-    except Exception:  # whatever a class makes of being copied
-        return light(dataset, {**_spared(dataset), **instead})
-
-
-def _replaced(dataset: Any, places: list[tuple[Store, Rows]], turn: int) -> Any:
-    """The data set with others' rows in these places of its stores; nothing, where there is no such place."""
-    instead = {id(store.value): store.take(_others_for(rows, store.length, turn)) for store, rows in places if 0 < len(rows) < store.length}
-    return _light(dataset, instead) if instead else None
-
-
-def _others_for(rows: Rows, length: int, turn: int) -> NDArray[np.int64]:
-    """All places in order, with those of others instead of these; the same others for stores of one length, and other ones in each turn."""
-    order = np.arange(length)
-    others = np.setdiff1d(order, rows)
-    if len(others):
-        order[rows] = np.random.default_rng([turn, *rows[:1].tolist()]).permutation(others)[np.arange(len(rows)) % len(others)]
-    return order
-
-
-def _by_number(store: Store, rows: Rows) -> Rows:
-    """Where records are, as their numbers say."""
-    found = [row for record in rows.tolist() if (row := store.row_of(int(record))) is not None and 0 <= row < store.length]
-    return np.array(found, np.int64)
-
-
-def _looked_for(dataset: Any, store: Store, rows: Rows) -> Rows:
-    """Where records are, wherever that is; nowhere, where they are made of none of the store's rows, or of several."""
-    found = [row for record in rows.tolist() if (row := _own_row(dataset, store, int(record))) is not None]
-    return np.array(found, np.int64)
-
-
-def _own_row(dataset: Any, store: Store, record: int) -> int | None:
-    own = _fetched(copied(dataset), record)
-
-    def is_made_of(part: Rows) -> bool:
-        kept = np.zeros(store.length, bool)
-        kept[part] = True
-        others = np.roll(np.arange(store.length), 1)  # everybody has their neighbour's row
-        changed = _light(dataset, {id(store.value): store.take(np.where(kept, np.arange(store.length), others))})
-        return _fetched(changed, record) == own
-
-    part = np.arange(store.length)
-    if own is None or is_made_of(part[:0]):
-        return None
-    while len(part) > 1:
-        halves = [half for half in np.array_split(part, 2) if is_made_of(half)]
-        if not halves:
-            return None
-        part = halves[0]
-    return int(part[0])
-
-
-def _fetched(dataset: Any, record: int) -> list[bytes] | None:
-    """The digests of a record's parts, under the same random numbers whenever it is asked for."""
-    try:
-        found = repeatable(0, partial(dataset.__getitem__, record), dataset)
-        return [content(part) for part in (found if isinstance(found, tuple | list) else [found])]
-    except Exception:  # whatever a data set makes of being asked, or a record that shows nothing
-        return None
-
-
-def _others_are_the_same(before: Any, after: Any, rows: Rows) -> bool:
-    others = np.setdiff1d(np.arange(len(before)), rows)
-    some = others[np.linspace(0, len(others) - 1, min(len(others), 2 * _LOOKED_AT)).astype(int)] if len(others) else others
-    return all(_fetched(before, record) == _fetched(after, record) for record in some.tolist())
-
-
-def _has_kept(before: Any, after: Any, rows: Rows, turn: int) -> bool:
-    """Whether a record that was to be replaced still comes out as it was, although another's would be different."""
-    order = _others_for(rows, len(before), turn)
-    for row in rows[:_LOOKED_AT].tolist():
-        own, now, other = _fetched(before, row), _fetched(after, row), _fetched(before, int(order[row]))
-        if own is None or now is None or other is None or len(own) != len(now) or len(own) != len(other):
-            return True
-        if any(was == is_ and was != others for was, is_, others in zip(own, now, other, strict=True)):
-            return True
-    return False
+def _rows_alike(array: Any, order: Rows, rows: Rows) -> NDArray[np.bool_]:
+    """In which of these rows it would not be seen that others were taken."""
+    alike = np.asarray(array[order[rows]] == array[rows]).reshape(len(rows), -1)
+    return np.asarray(alike.all(1))

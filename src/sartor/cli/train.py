@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from sartor.sgd import Checkpoints, Result
 
 _EVALUATIONS = 40
-_CHECKPOINTS = 20
 _INDIVIDUAL = (
     "What each holder's gradients really cost was read every {every:,} steps: sartor account RUN --holder ID tells one of them their own, "
     "and --release tells everybody what is safe to tell. A reading is no guarantee; that is the budget's."
@@ -115,7 +114,7 @@ def _fitted(job: Job, folder: RunFolder | None, resume: bool) -> Result:
     if job.plan.scheme == "adapdp":
         return _members(job, folder)
     try:
-        kept = None if folder is None else Checkpoints(folder.checkpoint, max(1, job.plan.steps // _CHECKPOINTS), resume)
+        kept = None if folder is None else Checkpoints(folder.checkpoint, resume=resume)
         return _fit(job, kept)
     except NotFinite as stop:
         if folder is not None:

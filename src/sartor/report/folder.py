@@ -112,7 +112,7 @@ class RunFolder:
 
     def check_new(self) -> None:
         """Refuse a folder that holds something, but for what a run left behind that took no step."""
-        from sartor.sgd.checkpoint import is_begun
+        from sartor.run.journal import is_begun
 
         try:
             inside = [] if not self.path.exists() else [self.path.name] if not self.path.is_dir() else os.listdir(self.path)
@@ -248,7 +248,7 @@ class RunFolder:
         """
         from safetensors.torch import save
 
-        from sartor.sgd.checkpoint import remove
+        from sartor.run.journal import remove
 
         self._check_ours()
         write_public(self.path / "model.safetensors", save({name: t.detach().contiguous() for name, t in model.state_dict().items()}))
@@ -279,7 +279,7 @@ class RunFolder:
 
     def settings(self) -> dict[str, Any]:
         """The settings of a run that can be continued."""
-        from sartor.sgd.checkpoint import exists
+        from sartor.run.journal import exists
 
         if not exists(self.checkpoint) and all((self.path / name).is_file() for name in _ENDS):
             raise SartorError(f"the run in {self.path} is finished: there is nothing to continue; start another one in another folder.")

@@ -41,14 +41,32 @@ class Account(Protocol):
 class RunAccount:
     """The steps that were taken under a plan, and what they cost each group.
 
-    A step is charged before its result can be seen. A seeded run is not private, whatever it would cost: its noise can be repeated.
+    A step is charged before its coins are drawn, and stays charged. A seeded run is not private, whatever it would cost: its noise can be
+    repeated.
     """
 
     plan: Plan
     steps: int
+    """Steps that count, taken or lost."""
     seeded: bool = False
     records: int | None = None
     """How many records the holders lent, where that is known."""
+    lost: int = 0
+    """Steps that count and that this model did not take, as the process that was to take them ended."""
+    ahead: int = 0
+    """Steps that are charged on the disk and that may still be taken."""
+    continued: bool = False
+    """Whether the model came from another process that may have taken steps which nothing here shows (`load_state_dict`)."""
+
+    @property
+    def taken(self) -> int:
+        """Steps that this model took."""
+        return self.steps - self.lost
+
+    @property
+    def charged(self) -> int:
+        """Steps that everybody has paid for."""
+        return self.steps + self.ahead
 
     @property
     def relation(self) -> Relation:
@@ -58,7 +76,7 @@ class RunAccount:
     @cached_property
     def spent(self) -> NDArray[np.float64]:
         """Epsilon that each group has spent so far, at its delta, by the plan's accountant."""
-        return self.plan.spent_after(self.steps)
+        return self.plan.spent_after(self.charged)
 
     @property
     def private(self) -> bool:
@@ -71,9 +89,13 @@ class RunAccount:
         return {
             "steps": self.steps,
             "planned_steps": plan.steps,
+            "taken": self.taken,
+            "lost": self.lost,
+            "charged": self.charged,
             "holders": int(plan.holders.sum()),
             **({} if self.records is None else {"records": int(self.records)}),
             "private": self.private,
+            **({"continued": True} if self.continued else {}),
             "accountant": plan.accountant,
             "relation": self.relation.name,
             "groups": [
@@ -90,7 +112,13 @@ class RunAccount:
     def __str__(self) -> str:
         everybody = int(self.plan.holders.sum())
         whose = "" if self.records in (None, everybody) else f" over {lent(everybody, self.records)}"
-        lines = [f"after {self.steps:,} of {self.plan.steps:,} steps{whose}" + ("; seeded, so not private" if self.seeded else "")]
+        notes = [
+            f"; {self.lost:,} of them lost" if self.lost else "",
+            f"; charged up to step {self.charged:,}" if self.ahead else "",
+            "; continued" if self.continued else "",
+            "; seeded, so not private" if self.seeded else "",
+        ]
+        lines = [f"after {self.steps:,} of {self.plan.steps:,} steps{whose}{''.join(notes)}"]
         lines += [f"{'epsilon':>14} {'holders':>10} {'spent':>14}"]
         for row in self.to_json()["groups"]:
             lines.append(f"{text(row['epsilon']):>14} {row['holders']:>10,} {text(row['spent']):>14}")

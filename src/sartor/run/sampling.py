@@ -10,8 +10,8 @@ Proof: let a bin have n members and let p be their highest rate. It draws a coun
     probability under n independent coins at p: the candidates are exactly such coins. Each candidate at rate q is then kept by a coin of
     its own at q / p, and two independent coins that must both fall make one at p * q / p = q. Bins and steps use disjoint randomness
     (see `stream`), and each holder is in exactly one bin of each step in which their group takes part. Coins of inclusion come from a
-    substream of the stage, in the order of its members, so every step of the stage finds the same ones; a draw leaves out those who were
-    not included, which is the draw among the others.
+    key of the stage, in the order of its members, so every step of the stage finds the same ones, also after a stop; a draw leaves out
+    those who were not included, which is the draw among the others.
 Breaks if: the stream is predictable; a batch is drawn again because it was empty, small or large.
 Precision: coins are float64. The candidates' count is NumPy's binomial, right but for rounding of rates at 1e-16 and, for few candidates, a
     tail beyond ten deviations that it cuts off (less than 1e-12 in probability); keeping is rounded down to a multiple of 2^-53.
@@ -29,7 +29,7 @@ from sartor.errors import SartorError
 from sartor.immutable import immutable
 from sartor.plans import Plan
 from sartor.plans.stage import Parts
-from sartor.run.stream import Stream
+from sartor.run.stream import Stream, keyed
 
 _PURPOSE, _INCLUSION = "sampling", "inclusion"
 # Rates below 2^-60 share one bin: candidates from it are so rare that thinning them costs nothing, and bins stay few.
@@ -116,6 +116,15 @@ class PoissonSampler:
         self._bins = _Bins.of_parts(sizes, parts.group, parts.rate, parts.first, until, self._depth)
         self._clips = parts.clip[self._bins.part]
         self._coins = _Coins(parts, sizes, stream) if np.any(parts.inclusion < 1) else None
+
+    def round_key(self, step: int) -> bytes | None:
+        """The key of the inclusion coins of the round that a step is of, if it has some: whoever goes on in the round needs it. Secret."""
+        return None if self._coins is None else self._coins.key_of(step)
+
+    def keep_round(self, step: int, key: bytes) -> None:
+        """Go on in the round of a step with the coins that were tossed for it."""
+        assert self._coins is not None
+        self._coins.keep(step, key)
 
     def draw(self, step: int) -> Draw:
         """Who takes part in a step. The same step gives the same draw, and it counts once: never draw until a batch pleases."""
@@ -212,7 +221,25 @@ class _Coins:
     def __init__(self, parts: Parts, sizes: Counts, stream: Stream) -> None:
         self._parts, self._sizes, self._stream = parts, sizes, stream
         self._begin = np.cumsum(sizes) - sizes
-        self._kept: tuple[int, NDArray[np.bool_], Counts] = (-1, np.empty(0, bool), np.empty(0, np.int64))
+        self._tossed_last: tuple[int, NDArray[np.bool_], Counts] = (-1, np.empty(0, bool), np.empty(0, np.int64))
+        self._key = (-1, b"")
+
+    def key_of(self, step: int) -> bytes | None:
+        """The key of the coins of a step's stage, drawn when it is first asked for; None where the stage has none."""
+        stage = self._stage(step)
+        return self._of_stage(stage) if np.any(self._parts.inclusion[self._parts.stage == stage] < 1) else None
+
+    def keep(self, step: int, key: bytes) -> None:
+        """Toss the coins of a step's stage by this key."""
+        self._key = (self._stage(step), key)
+
+    def _stage(self, step: int) -> int:
+        return int(self._parts.stage[np.flatnonzero((self._parts.first <= step) & (step < self._parts.last))].max(initial=-1))
+
+    def _of_stage(self, stage: int) -> bytes:
+        if self._key[0] != stage:
+            self._key = (stage, self._stream.generator(_INCLUSION, stage).bytes(16))
+        return self._key[1]
 
     def included(self, part: NDArray[np.intp], place: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Of members, by their place among everybody in the order of groups, in parts of one stage: whether their coin let them in."""
@@ -227,15 +254,15 @@ class _Coins:
 
     def _tossed(self, stage: int) -> tuple[NDArray[np.bool_], Counts]:
         """The coins of a stage, part after part, and where those of each part begin."""
-        if self._kept[0] == stage:
-            return self._kept[1:]
+        if self._tossed_last[0] == stage:
+            return self._tossed_last[1:]
         rows = np.flatnonzero((self._parts.stage == stage) & (self._parts.inclusion < 1))
         sizes = self._sizes[self._parts.group[rows]]
         offset = np.zeros(len(self._parts.group), np.int64)
         offset[rows] = np.cumsum(sizes) - sizes
-        coins = self._stream.generator(_INCLUSION, stage).random(int(sizes.sum()))
-        self._kept = (stage, 1 - coins <= np.repeat(self._parts.inclusion[rows], sizes), offset)
-        return self._kept[1:]
+        coins = keyed(self._of_stage(stage)).random(int(sizes.sum()))
+        self._tossed_last = (stage, 1 - coins <= np.repeat(self._parts.inclusion[rows], sizes), offset)
+        return self._tossed_last[1:]
 
 
 def _by_group(of_holder: NDArray[np.integer], groups: int) -> tuple[NDArray[np.unsignedinteger], Counts]:

@@ -3,7 +3,7 @@
 from sartor.errors import Exhausted
 from sartor.run.account import Account, RunAccount
 from sartor.run.stream import Stream
-from sartor.sgd.checkpoint import Changed, NotSaved, OtherEnvironment
+from sartor.sgd.checkpoint import NotCompared
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.members import Average, fit_members
 from sartor.sgd.optimizer import PrivateOptimizer
@@ -16,14 +16,12 @@ from sartor.sgd.training import Progress, Result, Sensitive, evaluate, fit
 __all__ = [
     "Account",
     "Average",
-    "Changed",
     "Checkpoints",
     "Evaluation",
     "Execution",
     "Exhausted",
+    "NotCompared",
     "NotFinite",
-    "NotSaved",
-    "OtherEnvironment",
     "OutOfTurn",
     "PrivateLoader",
     "PrivateOptimizer",

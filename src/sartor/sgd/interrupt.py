@@ -11,27 +11,29 @@ from typing import Any
 
 @contextmanager
 def between_steps() -> Iterator[Callable[[], bool]]:
-    """Yields a question, whether Ctrl-C was pressed; pressed a second time it interrupts at once, as ever.
+    """Yield a function that returns whether Ctrl-C was pressed or SIGTERM came; the second time either interrupts at once.
 
-    In another thread than the main one, or where somebody else listens to the signal, nothing is changed and the answer is no.
+    In another thread than the main one, or where somebody else listens to a signal, nothing is changed for it.
     """
-    usual = signal.default_int_handler
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not usual:
-        yield lambda: False
-        return
-    pressed = False
+    came = False
 
     def note(number: int, frame: Any) -> None:
-        nonlocal pressed
-        if pressed:
-            usual(number, frame)
-        pressed = True
+        nonlocal came
+        if came:
+            raise KeyboardInterrupt
+        came = True
 
-    signal.signal(signal.SIGINT, note)
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    ours = [number for number, handler in usual.items() if signal.getsignal(number) is handler]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    for number in ours:
+        signal.signal(number, note)
     try:
-        yield lambda: pressed
+        yield lambda: came
     finally:
-        signal.signal(signal.SIGINT, usual)
+        for number in ours:
+            signal.signal(number, usual[number])
 
 
 @contextmanager

@@ -1,40 +1,46 @@
 """Poisson batches of a data set: exactly the plan's steps, empty ones included, with each holder's clip beside it.
 
-A batch is drawn here, fetched and collated wherever the user's workers are, and its clips come back with it. In some batches records are
-compared with themselves alone (`alone`), so that nothing on the way mixes them. An empty draw is handed out as
+A batch is drawn here, fetched and collated wherever the user's workers are, and its clips come back with it. Steps are drawn in blocks,
+none of them before it is charged (`sartor.sgd.checkpoint`) and none across the end of a round or stretch. An empty draw is handed out as
 one stand-in record with clip 0: it contributes nothing, and models and losses that cannot take an empty batch need not know.
 """
 
 from __future__ import annotations
 
-import warnings
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from sartor.budgets import Budgets
 from sartor.errors import Exhausted, SartorError
 from sartor.individual.readings import Reading
 from sartor.ownership import Ownership
-from sartor.sgd.alone import SEEDS, Alone, Pair, places
-from sartor.sgd.changes import Path, changed, follow, state
-from sartor.sgd.check import Unchecked
-from sartor.sgd.generators import own, repeatable, reseed
+from sartor.sgd.check import Kept
+from sartor.sgd.checkpoint import Keeper, fingerprint
+from sartor.sgd.gradients.engine import PerExample
+from sartor.sgd.interrupt import as_ctrl_c
+from sartor.sgd.optimizer import PrivateOptimizer
+from sartor.sgd.options import Checkpoints
 from sartor.sgd.pieces import Draws, Piece
-from sartor.sgd.pristine import Pristine
-from sartor.sgd.reach import Reach
-from sartor.sgd.rows import Likeness
-from sartor.sgd.run import Run
-from sartor.sgd.stores import stores
+from sartor.sgd.randomness import forked, reseed
+from sartor.sgd.run import NotFinite, OutOfTurn, Run
 
 Collate = Callable[[list[Any]], Any]
 
 
 class PrivateLoader:
-    """Iterates over the run's remaining batches. Made by `sartor.make_private`."""
+    """Iterates over the run's remaining batches. Made by `sartor.make_private`.
+
+    In a `with` block it stops in order at the end of the block, on Ctrl-C and on SIGTERM: what was charged and never drawn is given back.
+    """
 
     def __init__(
         self,
@@ -42,144 +48,165 @@ class PrivateLoader:
         draws: Draws,
         dataset: Dataset[Any],
         *,
+        budgets: Budgets,
+        optimizer: PrivateOptimizer,
         collate: Collate | None,
         workers: int,
-        pristine: Pristine | None,
+        loss: Callable[[Any, Any], Tensor] | None,
     ) -> None:
         self.run, self.draws, self.dataset = run, draws, dataset
         self.collate, self.workers = collate, workers
-        self.checked: list[Pair] = []
-        """Examples of the batch at hand beside themselves alone, if it is checked. Secret."""
-        self.loss_is_seen = False
-        """Whether whoever iterates goes on to compare losses and gradients, as `fit` does."""
-        self._said: set[str] = set()
-        self._holders = 0
-        self.pristine = pristine
-        """Data set, collate function, model and loss from before the first batch, or None where nothing is compared."""
-        self._alone = Alone(run.stream, run.plan.steps)
-        self._is_plain = _Fetched(dataset, collate).is_plain
-        self._before: dict[Path, Any] | None = None
-        run.when_stepped(self._stepped)
+        self._budgets, self._optimizer, self._loss = budgets, optimizer, loss
+        self._source = _Fetched(dataset, collate)
+        self._keeper: Keeper | None = None
+        self._signals = ExitStack()
 
     def __len__(self) -> int:
         """Steps that are left."""
         return self.run.left
 
     def __iter__(self) -> Iterator[Any]:
-        self.run.refuse_broken()
         if not len(self):
             raise Exhausted(f"the plan's {self.run.plan.steps} steps are done: no further batch can be drawn from it.")
         return self._batches()
 
-    def _batches(self) -> Iterator[Any]:
+    def __enter__(self) -> Self:
+        self._signals.enter_context(as_ctrl_c())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._signals.close()
+        if kind is None or issubclass(kind, KeyboardInterrupt | NotFinite):
+            self.close(over=kind is NotFinite)
+        else:
+            self.let_go()
+
+    def checkpoint(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        scheduler: Any = None,
+        seconds: float = 30.0,
+        every: int | None = None,
+        resume: bool = False,
+        restarts: int = 20,
+        public: Callable[[], Mapping[str, Any]] = dict,
+    ) -> dict[str, Any]:
+        """Charge this run ahead in a folder, and keep there what it goes on from; called before the first batch.
+
+        Args:
+            folder: For this run alone; it does not belong into backups.
+            scheduler: Of learning rates, kept beside the optimizer.
+            seconds: About how long a block of steps takes; a crash costs the rest of one.
+            every: Steps of a block, instead of seconds.
+            resume: Take up the run in the folder: put model, optimizer and scheduler where they were, and count on from the charge.
+            restarts: How often a run may be taken up after it did not end in order.
+            public: What else to keep with each checkpoint, made from public facts, as plain values.
+
+        Returns:
+            What `public` gave when the checkpoint was written; empty for a new run.
+
+        Raises:
+            SartorError: if the folder is another run's, or a run in it has another plan or other people.
+
+        >>> import sartor, tempfile, torch
+        >>> data = torch.utils.data.TensorDataset(torch.randn(200, 4), torch.randint(0, 2, (200,)))
+        >>> budgets = sartor.Budgets.from_groups([(1.0, 100), (4.0, 100)], delta=1e-3)
+        >>> plan = sartor.plan(budgets, steps=3, batch=20)
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model, optimizer, loader = sartor.make_private(model, optimizer, data, budgets, plan)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     kept = loader.checkpoint(folder)
+        ...     with loader:
+        ...         for x, y in loader:
+        ...             optimizer.zero_grad()
+        ...             torch.nn.functional.cross_entropy(model(x), y).backward()
+        ...             optimizer.step()
+        >>> optimizer.account().charged
+        3
+        """
+        if self._keeper is not None or self.run.steps or self.run.drawn:
+            raise OutOfTurn("say where a run is kept once, before its first batch.")
+        asked = Checkpoints(folder, seconds, every, resume, restarts)
+        of = fingerprint(self.run.plan, self._budgets, self.dataset, self.draws.ownership)
+        self._keeper = Keeper(asked, self, self._optimizer, of, scheduler, public)
+        return self._keeper.found
+
+    def close(self, *, over: bool = False, **public: Any) -> None:
+        """Stop in order: no further step is taken here, and steps that were never drawn are given back.
+
+        Args:
+            over: The run is over for good: nobody takes it up again.
+            public: More to keep, as plain values.
+        """
         self.run.abandon()
-        while self.run.left:
-            until = self.run.plan.steps if self.draws.stretches is None else self.draws.stretches.begin(self.run.steps)
-            for piece, batch in self._fetched(until):
-                self.run.begin(piece)
-                self._compare(piece, batch)
+        if self._keeper is not None:
+            self._keeper.close(over=over, **public)
+        self.run.stop()
+
+    def let_go(self) -> None:
+        """Stop after an error: everything that is charged stays charged."""
+        self.run.stop()
+        if self._keeper is not None:
+            self._keeper.let_go()
+
+    def _batches(self) -> Iterator[Any]:
+        run = self.run
+        run.abandon()
+        while run.left:
+            until = self._ahead()
+            for piece, batch in self._taken(iter(self._fetched(until))):
+                run.begin(piece)
                 yield batch
-                self._follow_loop()
-            if self.run.steps < until:
+            if run.steps < until:
                 return  # the last batch was not stepped: it is handed out again to whoever iterates anew
+        if self._keeper is not None and run.steps == run.plan.steps:
+            self._keeper.close(over=True)
+
+    def _taken(self, fetched: Iterator[tuple[Piece, Any]]) -> Iterator[tuple[Piece, Any]]:
+        """What was fetched, in the process that drew it alone: others must not touch its queues, buffers and workers."""
+        while True:
+            self.run.stream.check_process()
+            taken = next(fetched, None)
+            if taken is None:
+                return
+            yield taken
+
+    def _ahead(self) -> int:
+        """Make sure that the steps to come are charged; the step up to which they may be drawn."""
+        run, until = self.run, self.run.plan.steps
+        if self.draws.stretches is not None:
+            until = self.draws.stretches.begin(run.steps)
+        if self._keeper is None:
+            return until
+        parts = run.plan.parts
+        if np.any(parts.inclusion < 1):
+            until = min(until, int(parts.last[parts.last > run.steps].min()))
+        return self._keeper.charge(until)
 
     def _fetched(self, until: int) -> DataLoader[Any]:
-        """The batches up to a step, with none of the next stretch drawn ahead."""
+        """The batches up to a step, with none of the next block drawn ahead."""
+        seed = int(self.run.stream.generator("workers", self.run.steps).integers(2**62))
         return DataLoader(
-            _Fetched(self.dataset, self.collate),
-            batch_sampler=_Pieces(self, until),  # type: ignore[arg-type]
+            self._source,
+            batch_sampler=_Pieces(self.run, self.draws, until),  # type: ignore[arg-type]
             collate_fn=_as_is,
             num_workers=self.workers,
-            generator=torch.Generator().manual_seed(0),  # keeps the loader from touching the model's own random numbers
+            generator=torch.Generator().manual_seed(seed),  # of the workers; the common generator is the user's
         )
-
-    def _compare(self, piece: Piece, batch: Any) -> None:
-        """Refuse a batch in which a record is not what it is alone; say what could not be seen."""
-        self.checked = []
-        if self.pristine is None or not bool(piece.clips.any()) or not self._alone.is_due(piece):
-            return
-        if self._is_plain and not self.loss_is_seen:
-            return  # rows of tensors, taken by their numbers here
-        self.pristine.refuse_moved()
-        self.checked = list(self._alone.pairs(self._way, piece, batch))
-        self._holders = len(piece.clips)
-        if not self._is_plain:
-            self._refuse_reach(piece)
-        if self.loss_is_seen:
-            return
-        worst = max(pair.likeness for pair in self.checked)
-        if worst is Likeness.COMMON:
-            raise SartorError(
-                "the collate function returns something that has no row for each record, or rows that go on beyond it, and depends on who "
-                "else is in the batch (packed sequences, statistics of the batch), and what a loop of your own makes of it cannot be seen; "
-                "return a row for each record, or train with sartor.fit, which sees the loss."
-            )
-        if worst is Likeness.PADDED:
-            self._say(
-                "records are padded to the longest of their batch, and the loss of a loop of your own cannot be seen: it must not depend "
-                "on how far they are padded (a mean over positions does)."
-            )
-        self.passed()
-
-    @contextmanager
-    def public_changes(self, **beside: Any) -> Iterator[None]:
-        """What is changed inside, in the data set, the collate function and what is `beside` them, is public: the copies that examples are
-        compared by follow it, and it alone."""
-        before = state(self._watched(beside))
-        yield
-        self._follow(before, beside)
-
-    def _watched(self, beside: Mapping[str, Any]) -> dict[str, Any]:
-        # workers have a data set and a collate function of their own, which nobody changes from here
-        return {**beside, **({} if self.workers else {"dataset": self.dataset, "collate": self.collate})}
-
-    def _follow(self, before: Mapping[Path, Any], beside: Mapping[str, Any]) -> None:
-        live = self._watched(beside)
-        paths = changed(before, state(live))
-        kept = None if self.pristine is None else self.pristine.kept
-        if self.pristine is not None and kept is not None and paths:
-            shared = (*self.run.engine.model.parameters(), *self.run.engine.model.buffers())
-            follow(paths, live, {name: getattr(kept, name) for name in live}, shared)
-            self.pristine.moved_in_public()
-
-    def _stepped(self) -> None:
-        """After the step of a loop of one's own: what the loop changes from here to the next batch is public."""
-        self._before = None if self.loss_is_seen or self._is_plain or self.pristine is None else state(self._watched({}))
-
-    def _follow_loop(self) -> None:
-        before, self._before = self._before, None
-        if before is not None:
-            self._follow(before, {})
-
-    def passed(self) -> None:
-        """The comparison of the batch at hand went well to its end: until one has, every batch of two or more is compared."""
-        self._alone.passed(self._holders)
-
-    def _refuse_reach(self, piece: Piece) -> None:
-        """Refuse a batch with a record that is made of others' too, wherever the data set keeps them."""
-        kept = None if self.pristine is None else self.pristine.kept
-        if kept is None:
-            return  # nothing can be copied, which was said
-        held = stores(kept.dataset, kept.collate)
-        generator = self.run.stream.generator("others", piece.step)
-        records = [piece.indices[place] for place in places(piece, generator)]
-        seeds = range(piece.seed, piece.seed + (1 if self._alone.has_passed else SEEDS))
-        reach = Reach(held, lambda instead, record, seed: self._way(instead).batch([record], seed), generator)
-        if not reach.refuse(records, seeds):
-            held.unseen.add("records that fail beside others'")
-        if held.unseen:
-            what = ", ".join(sorted(held.unseen))
-            self._say(f"whether a record is made of other people's too cannot be seen: they cannot be replaced in the data set ({what}).")
-
-    def _say(self, sentence: str) -> None:
-        """What cannot be seen is said once."""
-        if sentence not in self._said:
-            self._said.add(sentence)
-            warnings.warn(sentence, Unchecked, stacklevel=4)
 
     def batch(self, indices: Sequence[int], seed: int) -> Any:
         """Records as a batch of them would be, for whoever looks at everybody; random changes to each follow the seed and it alone."""
-        return _Fetched(self.dataset, self.collate).batch(indices, seed, apart=True)
+        if self._source.is_plain:
+            return self._source.batch(indices)
+        with forked(seed):
+            items = []
+            for i in indices:
+                reseed(seed + int(i))
+                items += self._source.records([i])
+            reseed(seed)
+            return self._source.collate(items)
 
     def reading(self) -> Reading:
         """What each holder's gradients have cost so far, where norms are tracked. Sensitive: it is of private data, without noise."""
@@ -187,10 +214,43 @@ class PrivateLoader:
             raise SartorError('this run tracks no norms: give tracking=sartor.Tracking("strict", refresh=100), or plan with a filter.')
         return self.draws.stretches.reading()
 
-    def _way(self, instead: Mapping[int, Any] | None = None) -> _Fetched:
-        assert self.pristine is not None
-        fresh = self.pristine.records(instead)
-        return _Fetched(fresh.dataset, fresh.collate)
+    def seconds_of_a_step(self) -> float | None:
+        """Time a step on copies of the first record, as many as a batch is expected to have; None if that cannot be tried.
+
+        Never on a batch that was drawn: when files are written would tell how large batches are.
+        """
+        engine, kept = self.run.engine, Kept(self.run.engine.model)
+        rows = max(1, round(self.run.plan.batch))
+        pieces = -(-rows // (self.draws.size or rows))
+        rows = -(-rows // pieces)
+        kept.keep()
+        seconds = []
+        try:
+            with forked(0):
+                for _ in range(2):  # the first one chooses kernels and warms caches
+                    begin = time.perf_counter()
+                    self._stand_in(engine, rows)
+                    seconds.append(time.perf_counter() - begin)
+        except SartorError:
+            raise
+        except Exception:  # a model or loss that takes no copies of one record: whatever it says may show the record
+            return None
+        finally:
+            engine.close()
+            kept.put_back()
+            for parameter in engine.parameters.values():
+                parameter.grad = None
+        return pieces * min(seconds)
+
+    def _stand_in(self, engine: PerExample, rows: int) -> None:
+        batch = self._source.batch([0] * rows)
+        with engine.batch(torch.ones(rows)):
+            if self._loss is None:
+                outputs = engine.model(batch[0] if isinstance(batch, list | tuple) else batch)
+                outputs.sum().backward()
+            else:
+                self._loss(engine.model(batch[0]), batch[1]).sum().backward()
+            engine.clipped_sums()
 
     def __repr__(self) -> str:
         return f"PrivateLoader({len(self)} of {self.run.plan.steps} steps left)"
@@ -199,59 +259,38 @@ class PrivateLoader:
 class _Pieces:
     """The pieces of the draws from the run's step on, up to another."""
 
-    def __init__(self, loader: PrivateLoader, until: int) -> None:
-        self.loader, self.until = loader, until
+    def __init__(self, run: Run, draws: Draws, until: int) -> None:
+        self._run, self._draws, self._until = run, draws, until
 
     def __len__(self) -> int:
-        return self.until - self.loader.run.steps
+        return self._until - self._run.steps
 
     def __iter__(self) -> Iterator[Piece]:
-        run = self.loader.run
-        for step in range(run.steps, self.until):
-            yield from self.loader.draws.pieces(step)
+        for step in range(self._run.steps, self._until):
+            self._run.drawn = max(self._run.drawn, step + 1)
+            yield from self._draws.pieces(step)
 
 
 class _Fetched(Dataset[Any]):
     """The data set as the workers see it: given a piece it returns that piece's records, collated, and the piece."""
 
     def __init__(self, dataset: Dataset[Any], collate: Collate | None) -> None:
-        self.dataset, self._collate = dataset, collate
+        self.dataset, self.collate = dataset, default_collate if collate is None else collate
+        self.is_plain = type(dataset) is TensorDataset and collate is None
+        """Whether records are rows of tensors, collated by nobody."""
 
     def __getitems__(self, piece: Piece) -> tuple[Piece, Any]:
-        return piece, self.batch(piece.indices, piece.seed)
+        return piece, self.batch(piece.indices)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether records are rows of tensors, collated by nobody."""
-        return type(self.dataset) is TensorDataset and self._collate is None
-
-    def batch(self, indices: Sequence[int], seed: int, *, apart: bool = False) -> Any:
-        """Records as one batch. Random changes to them follow the seed, so that they are the same in any number of workers and when a run
-        resumes; `apart`, those to each record are the same whoever else is in the batch."""
+    def batch(self, indices: Sequence[int]) -> Any:
+        """Records as one batch."""
         if self.is_plain:
             rows = torch.tensor(indices)
             return [tensor[rows] for tensor in self.dataset.tensors]  # type: ignore[attr-defined]
-        if apart:
-            return self.collate(self._under(seed, lambda: [item for i in indices for item in self._by_itself(i, seed + i)]), seed)
-        return self._under(seed, lambda: (self._collate or default_collate)(self._records(indices)))
+        return self.collate(self.records(indices))
 
-    def fetch(self, indices: Sequence[int], seed: int) -> list[Any]:
-        """Some records under the random numbers of a seed."""
-        found: list[Any] = self._under(seed, lambda: self._records(indices))
-        return found
-
-    def collate(self, items: list[Any], seed: int) -> Any:
-        """Records as one batch, likewise."""
-        return self._under(seed, lambda: (self._collate or default_collate)(items))
-
-    def _by_itself(self, index: int, seed: int) -> list[Any]:
-        reseed(seed, own(self.dataset, self._collate))
-        return self._records([index])
-
-    def _under(self, seed: int, make: Callable[[], Any]) -> Any:
-        return repeatable(seed, make, self.dataset, self._collate)
-
-    def _records(self, indices: Sequence[int]) -> list[Any]:
+    def records(self, indices: Sequence[int]) -> list[Any]:
+        """Some records, as they are before they are collated."""
         together = getattr(self.dataset, "__getitems__", None)
         items: list[Any] = together(list(indices)) if together else [self.dataset[i] for i in indices]
         return items

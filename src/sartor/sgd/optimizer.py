@@ -6,6 +6,7 @@ the gradient from the run, never from autograd.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,10 @@ from torch.optim import Optimizer
 from sartor.errors import SartorError
 from sartor.numbers import check_pace
 from sartor.run.account import RunAccount
+from sartor.run.sealed import digest
 from sartor.sgd.run import Run
+
+_OURS = "sartor"
 
 
 class PrivateOptimizer(Optimizer):
@@ -25,6 +29,7 @@ class PrivateOptimizer(Optimizer):
     def __init__(self, optimizer: Optimizer, run: Run) -> None:  # the parent's state is the inner optimizer's, so it is not set up twice
         self.inner = optimizer
         self.run = run
+        self._plan = digest([json.dumps(run.plan.record(), sort_keys=True).encode()])
         self._stepping = False
         self.took_step = False
         """Whether the last call of `step` took a step of the plan, or only finished a piece of its batch: schedulers follow steps."""
@@ -53,16 +58,12 @@ class PrivateOptimizer(Optimizer):
             raise SartorError("a closure would look at the batch several times; call backward once, then step().")
         self.took_step = False
         self._refuse_others()
-        counted = self.run.steps
-        try:
-            gradients = self.run.finish()
-            if gradients is None:
-                return
-            self._move(gradients)
-            self.took_step = True
-        finally:
-            if self.run.steps > counted and not self.took_step:
-                self.run.break_off()
+        gradients = self.run.finish()
+        if gradients is None:
+            return
+        self._move(gradients)
+        self.run.moving = False
+        self.took_step = True
         self.run.stop_unless_finite()
 
     def _move(self, gradients: dict[str, Tensor]) -> None:
@@ -108,12 +109,28 @@ class PrivateOptimizer(Optimizer):
         raise SartorError("parameters cannot be added to a private run; make the model private with all of them.")
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's."""
-        return self.inner.state_dict()
+        """Return the inner optimizer's state, with the plan and the steps that are charged under "sartor"."""
+        return {
+            **self.inner.state_dict(),
+            _OURS: {"plan": self._plan, "run": self.run.name, "steps": max(self.run.steps, self.run.charged)},
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inner optimizer's."""
-        self.inner.load_state_dict(state_dict)
+        """Load the inner optimizer's state, and count the steps that it says were charged; never fewer than this run has.
+
+        Args:
+            state_dict: What `state_dict` gave, here or in another process, or the state of a plain optimizer.
+
+        Raises:
+            SartorError: if it is of another plan, or together there are more steps than the plan has.
+        """
+        state = dict(state_dict)
+        counted = state.pop(_OURS, None)
+        if counted is not None:
+            if counted["plan"] != self._plan:
+                raise SartorError("this optimizer state was saved under another plan: make the model private with that one.")
+            self.run.count(int(counted["steps"]), of=str(counted["run"]))
+        self.inner.load_state_dict(state)
 
     def account(self) -> RunAccount:
         """What each group has spent so far."""

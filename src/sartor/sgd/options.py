@@ -5,6 +5,7 @@ Nothing here changes what anybody spends.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from numbers import Integral
@@ -43,24 +44,29 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where a run is kept, to go on after a stop: in `folder`, every `every` steps, when it is interrupted and at the end.
+    """Where a run is charged ahead and kept, to go on after a stop.
 
-    `resume` continues the run that is kept there, and gives the end again of one that is over.
+    Before a block of steps is drawn, `folder` says on the disk that everybody has paid for it, beside the model that it goes on from. A
+    crash costs the rest of a block. Blocks take about `seconds`, or have `every` steps; the first after any start has 10 at most.
+    `resume` takes up the run in the folder, and gives the end again of one that is over. A run may be taken up `restarts` times after it
+    did not end in order: a crash that follows from people's records tells about one bit.
 
-    >>> Checkpoints("run/checkpoint", every=500, resume=True).is_due(1_000)
-    True
+    >>> Checkpoints("run/checkpoint", seconds=60, resume=True).restarts
+    20
     """
 
     folder: str | os.PathLike[str]
+    seconds: float = 30.0
     every: int | None = None
     resume: bool = False
+    restarts: int = 20
 
     def __post_init__(self) -> None:
         _check_positive(every=self.every)
-
-    def is_due(self, step: int) -> bool:
-        """Whether the run is kept after this step, though it is not the last."""
-        return self.every is not None and step % self.every == 0
+        if not 0 < self.seconds < math.inf:
+            raise SartorError(f"seconds must be above 0 and finite, not {self.seconds!r}.")
+        if self.restarts < 0:
+            raise SartorError(f"restarts must be 0 or more, not {self.restarts}.")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -42,7 +41,6 @@ class Piece:
     indices: Sequence[int] = field(repr=False)
     clips: Tensor = field(repr=False)
     last: bool
-    seed: int = field(repr=False)
     owners: Owners | None = field(default=None, repr=False)
     shares: Tensor | None = field(default=None, repr=False)
     begins: bool = True
@@ -74,37 +72,29 @@ class Draws:
     """Who looked on when the run was made, in whatever thread it is run."""
 
     def __post_init__(self) -> None:
-        if self.plan.clips.min() < _LEAST:
+        if self.plan.parts.clip.min() < _LEAST:
             raise SartorError(f"gradients cannot be clipped at less than {_LEAST:g}: give a larger clip, and a smaller learning rate.")
 
-    @property
-    def owned(self) -> str | None:
-        """A fingerprint of whose each record is; None where each is another holder's, in their order."""
-        if self.ownership is None or self.ownership.is_plain:
-            return None
-        return blake2b(self.ownership.of_record.tobytes(), digest_size=16).hexdigest()
-
     def pieces(self, step: int) -> Iterator[Piece]:
-        """The pieces of a step; the same ones whenever it is asked. An empty draw is one record with clip 0."""
+        """The pieces of a step; the same ones whenever it is asked under one key. An empty draw is one record with clip 0."""
         draw = self.sampler.draw(step)
         if self.stretches is not None:
             draw = self.stretches.within(draw)
         if self.witness is not None:
             draw = self.witness.drawn(draw)
-        seed = int(self.stream.generator("augmentation", step).integers(2**62))
         if not len(draw):
-            yield Piece(step, 0, [0], torch.zeros(1), True, seed)
+            yield Piece(step, 0, [0], torch.zeros(1), True)
             return
-        yield from self._cut(step, *self._records(step, draw.indices), torch.tensor(draw.clips, dtype=torch.float32), seed, self.size)
+        yield from self._cut(step, *self._records(step, draw.indices), torch.tensor(draw.clips, dtype=torch.float32), self.size)
 
     def of_holders(self, holders: Places, size: int) -> Iterator[Piece]:
         """The records of holders, drawn or not, for whoever looks at everybody: always the same ones, where not all enter a step."""
         found = (holders, np.ones(len(holders), np.int64))
         if self.ownership is not None:
             found = self.ownership.records_of(holders, self.plan.records_per_holder)
-        yield from self._cut(0, *found, torch.ones(len(holders)), 0, size)
+        yield from self._cut(0, *found, torch.ones(len(holders)), size)
 
-    def _cut(self, step: int, records: Places, counts: Places, clips: Tensor, seed: int, size: int | None) -> Iterator[Piece]:
+    def _cut(self, step: int, records: Places, counts: Places, clips: Tensor, size: int | None) -> Iterator[Piece]:
         """Holders' records, so many of each, as pieces of at most `size`."""
         ends = np.cumsum(counts)
         cuts = list(_cuts(ends, size or len(records)))
@@ -118,7 +108,6 @@ class Draws:
                 records[begin:end].tolist(),
                 clips[first:until],
                 number == len(cuts) - 1,
-                seed + number,
                 Owners(torch.tensor(own if until - first > 1 else [end - begin])) if several else None,
                 1.0 / torch.tensor(own, dtype=torch.float64) if mean else None,
                 begins=begin == ends[first] - counts[first],

@@ -23,8 +23,6 @@ from sartor.run.stream import Stream
 from sartor.run.witness import Ahead, Source, witness_of
 from sartor.sgd.check import Kept
 from sartor.sgd.gradients import Kernels, PerExample
-from sartor.sgd.gradients.modules import watched
-from sartor.sgd.identity import identity
 from sartor.sgd.loader import PrivateLoader, check_dataset
 from sartor.sgd.loss import Loss
 from sartor.sgd.norms import Norms
@@ -32,7 +30,6 @@ from sartor.sgd.one_model import refuse_members
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.options import Tracking
 from sartor.sgd.pieces import Draws
-from sartor.sgd.pristine import Pristine
 from sartor.sgd.run import Run, check_parameters
 from sartor.sgd.stretches import Stretches
 
@@ -59,7 +56,6 @@ def make_private(
     stream: Stream | None = None,
     kernels: Mapping[str, str] | None = None,
     check: bool = True,
-    repeatable: bool = False,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """The model, an optimizer and a loader that train it under a plan; the loop around them stays as it is.
 
@@ -69,7 +65,7 @@ def make_private(
     low bits of noise. Where norms are tracked, by a plan with a filter or for readings (`tracking`), `loss` is needed, from outputs and
     targets to one number per example; `loader.reading()` is what gradients have cost. `seed` is for tests: a seeded run is not private,
     and its account says so. `check` compares the first step with a naive loop, and now and then records with themselves alone; it is worth
-    its milliseconds. `repeatable` chooses how gradients are formed by a rule, not by measuring, as seeded runs do.
+    its milliseconds. `loader.checkpoint(folder)` keeps the run, to go on after a stop.
 
     Guarantee, proof and limits: see `sartor.sgd.run`.
 
@@ -108,16 +104,13 @@ def make_private(
     _check_plan(plan, ownership)
     way = _tracked(plan, tracking, loss)
     check_parameters(model, optimizer)
-    made_of = identity(model, optimizer, dataset, collate)
-    watched(model)  # refuses what cannot be trained before anything is copied
-    pristine = Pristine(model, None, collate, dataset) if check else None
     source = stream if stream is not None else Stream(seed)
     sampler = PoissonSampler(plan, budgets, source, filtered=way is not None)
-    engine = PerExample(model, kernels=Kernels(kernels, measure=not (source.seeded or repeatable)), exact=needs_float64(plan))
+    engine = PerExample(model, kernels=Kernels(kernels, measure=not source.seeded), exact=needs_float64(plan))
     try:
         size = _physical(max_physical_batch, engine, dataset, collate)
         records = len(dataset)  # type: ignore[arg-type]
-        run = Run(plan, engine, source, made_of, reduction=reduction, noise_draws=noise_draws, pristine=pristine, records=records)
+        run = Run(plan, engine, source, reduction=reduction, noise_draws=noise_draws, check=check, records=records)
         source.take()
     except BaseException:
         engine.detach()
@@ -128,14 +121,15 @@ def make_private(
     if witness is not None:
         witness.reads(Source(dataset, collate, ownership, model, Ahead(sampler.draw, run.noise_of)))
     draws = Draws(plan, sampler, source, ownership, size, witness=witness)
-    loader = PrivateLoader(run, draws, dataset, collate=collate, workers=workers, pristine=pristine)
-    if way is not None and loss is not None:
-        measure = loss if isinstance(loss, Loss) else Loss(loss)
+    private = PrivateOptimizer(optimizer, run)
+    measure = loss if loss is None or isinstance(loss, Loss) else Loss(loss)
+    loader = PrivateLoader(run, draws, dataset, budgets=budgets, optimizer=private, collate=collate, workers=workers, loss=measure)
+    if way is not None and measure is not None:
         norms = Norms(engine, draws, loader.batch, measure, source)
-        stretches = Stretches(plan, budgets, *way, norms, measure.name)
+        stretches = Stretches(plan, budgets, *way, norms)
         norms.unsure = stretches.unsure
         loader.draws = replace(draws, stretches=stretches)
-    return model, PrivateOptimizer(optimizer, run), loader
+    return model, private, loader
 
 
 def _tracked(plan: Plan, tracking: Tracking | None, loss: object) -> tuple[str, int] | None:

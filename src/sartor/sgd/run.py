@@ -9,7 +9,8 @@ Proof: at each step each holder is drawn by an independent coin at their group's
     records they lend to the step, enters the sum with norm at most their group's clip (`gradients`, and `_clipped` for a holder in
     several pieces), and Gaussian noise of the plan's deviation is added once per step before anything leaves.
     What follows (division by the expected batch, the optimizer) looks at the noisy sum alone. The plan's accountant bounds the composition
-    of its steps, and no step beyond them is possible.
+    of its steps, and no step beyond them is possible. Every step that was ever drawn counts, also over the end of a process
+    (`sartor.run.journal`).
 Breaks if: the loss or code between modules mixes examples; the model is fed other records than those drawn; losses, norms or gradients seen
     on the way are shown to anyone; a seed is given; the loader's batches are looked at to decide when to stop.
 """
@@ -17,8 +18,7 @@ Breaks if: the loss or code between modules mixes examples; the model is fed oth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
+import secrets
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,11 @@ from torch import Tensor, nn
 from sartor.errors import Exhausted, SartorError
 from sartor.plans import Plan
 from sartor.run.account import RunAccount
-from sartor.run.files import Lock
 from sartor.run.stream import Stream, normal
 from sartor.run.witness import Bare, witness_of
 from sartor.sgd.check import Kept, SelfCheck
 from sartor.sgd.gradients import MARGIN, PerExample
-from sartor.sgd.identity import Identity
 from sartor.sgd.pieces import Piece
-from sartor.sgd.pristine import Pristine
 
 
 class NotFinite(SartorError):
@@ -55,44 +52,54 @@ class Run:
     """The state of one run: the steps taken, the batch under way, and the sums of its pieces."""
 
     def __init__(
-        self,
-        plan: Plan,
-        engine: PerExample,
-        stream: Stream,
-        made_of: Identity,
-        *,
-        reduction: str,
-        noise_draws: int,
-        pristine: Pristine | None,
-        records: int,
+        self, plan: Plan, engine: PerExample, stream: Stream, *, reduction: str, noise_draws: int, check: bool, records: int
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise SartorError(f'a loss is reduced by "mean" or "sum", not by "{reduction}"; reduce a loss of "none" yourself.')
         if noise_draws < 1:
             raise SartorError("noise is the sum of 1 or more draws.")
-        self.plan, self.engine, self.stream, self.made_of = plan, engine, stream, made_of
+        self.plan, self.engine, self.stream = plan, engine, stream
         self.reduction, self.noise_draws, self.records = reduction, noise_draws, records
-        self.settings: dict[str, Any] = {}
-        """What else it began with, as its first checkpoint tells."""
-        self._steps = 0
+        self.name = secrets.token_hex(8)
+        """Tells this run from others in the state of optimizers. Public."""
+        self.drawn = 0
+        """The step up to which coins were drawn, handed out or not."""
+        self.charged = 0
+        """The step up to which everybody is charged on the disk; 0 where nothing is kept."""
+        self.moving = False
+        """Whether a step is amid moving the parameters, or was interrupted there."""
+        self._steps = self._lost = 0
+        self._continued = False
+        self._seeded = stream.seeded
         self._witness = witness_of(stream)
-        self._ended = self._broken = False
+        self._ended = False
         self._piece: Piece | None = None
         self._pieces = 0
         self._sums: dict[str, Tensor] = {}
         self._unfinished: dict[str, Tensor] | None = None
         self._kept = Kept(engine.model)
         several = records > int(plan.holders.sum())
-        self._check = SelfCheck(engine, self._kept, lambda: pristine.fresh().model, several=several) if pristine is not None else None
-        self._demanded: Callable[[], None] | None = None
-        self._told: Callable[[], None] | None = None
-        self.locks: dict[Path, Lock] = {}
-        """Folders that checkpoints of this run are written to, which no other process may write to meanwhile."""
+        self._check = SelfCheck(engine, self._kept, lambda: engine.model, several=several) if check else None
 
     @property
     def steps(self) -> int:
-        """Steps that were taken, and are charged."""
+        """Steps that count: taken, or lost by an earlier process. The next one to take has this number."""
         return self._steps
+
+    @property
+    def lost(self) -> int:
+        """Steps that count and that this model did not take."""
+        return self._lost
+
+    @property
+    def seeded(self) -> bool:
+        """Whether any step of the run was drawn from a seed."""
+        return self._seeded
+
+    @property
+    def continued(self) -> bool:
+        """Whether steps were counted that an optimizer's state told of."""
+        return self._continued
 
     @property
     def left(self) -> int:
@@ -101,40 +108,54 @@ class Run:
 
     def account(self) -> RunAccount:
         """What has been spent so far, per group."""
-        return RunAccount(self.plan, self._steps, self.stream.seeded, self.records)
+        ahead = max(0, self.charged - self._steps)
+        return RunAccount(self.plan, self._steps, self._seeded, self.records, self._lost, ahead, self._continued)
 
-    def resume_at(self, steps: int) -> None:
-        """Count the steps of the run that this one continues; only before its first step."""
-        if self._steps or self._piece is not None or not 0 <= steps <= self.plan.steps:
+    def go_on_at(self, step: int, *, lost: int, name: str, seeded: bool, continued: bool) -> None:
+        """Count the steps of the run that this one continues; only before its first step.
+
+        Raises:
+            OutOfTurn: after the first step, or beyond the plan.
+        """
+        if self._steps or self._piece is not None or not 0 <= lost <= step <= self.plan.steps:
             raise OutOfTurn("a run continues another one before its own first step, and never backwards.")
-        self._steps = steps
+        self._steps, self._lost, self._seeded, self._continued = step, lost, self._seeded or seeded, continued
+        self.name = name
+        self.drawn = self.charged = step
 
-    def end(self) -> None:
+    def count(self, steps: int, *, of: str) -> None:
+        """Count steps that an optimizer's state says were taken: in this run, or in another that this one continues.
+
+        Raises:
+            SartorError: if there are more steps than the plan has, or a batch is open.
+        """
+        if self._piece is not None:
+            raise OutOfTurn("load an optimizer's state between two batches.")
+        if of == self.name:
+            return  # they are counted here already
+        position = self._steps + steps
+        if position > self.plan.steps:
+            raise SartorError(
+                f"the state has {steps} steps of this plan and the run {self._steps}: together more than the plan's {self.plan.steps}."
+            )
+        self._continued, self._steps = True, position
+        self.drawn = max(self.drawn, position)
+
+    def settle(self, charged: int) -> None:
+        """Count what was drawn and not taken as lost: the run stops here, charged so far."""
+        self._lost, self._steps, self.charged = self._lost + charged - self._steps, charged, charged
+
+    def stop(self) -> None:
         """No further step can be taken."""
         self.abandon()
         self._ended = True
-        for held in self.locks.values():
-            held.close()
+
+    def end(self) -> None:
+        """No further step can be taken, and the model is the user's again."""
+        self.stop()
         if self._check is not None:
             self._check.detach()
         self.engine.detach()
-
-    def break_off(self) -> None:
-        """End a run that is kept, in a step that counts and did not move the model, or moved it by half.
-
-        Its checkpoint knows nothing of that: whoever went on from there would take the step again, and what follows under the same noise
-        from another model. A run that nobody can go on with may go on itself.
-        """
-        if self.locks and not self._ended:
-            self._ended = self._broken = True
-
-    def refuse_broken(self) -> None:
-        """Whether the run was interrupted amid a step."""
-        if self._broken:
-            raise OutOfTurn(
-                f"this run was interrupted amid its step {self._steps}, which counts, so it ends there: go on from its checkpoint, if it "
-                "has one."
-            )
 
     def stop_unless_finite(self) -> None:
         """End the run where a parameter is NaN or infinite: nothing is learned from there on, and every step would still be charged.
@@ -151,8 +172,8 @@ class Run:
         """End the run at a step that made no finite model, and give what to raise."""
         self._ended = True
         return NotFinite(
-            f"the model is no longer finite after step {self._steps} of {self.plan.steps}, so the run ends there; its spending stands: "
-            "start another run with a smaller learning rate and what is left of the budgets.",
+            f"the model is no longer finite after step {self._steps} of {self.plan.steps}, so the run ends. The steps taken stay charged: "
+            "start a new run with a smaller learning rate and the remaining budget.",
             self.account(),
         )
 
@@ -167,6 +188,7 @@ class Run:
 
     def begin(self, piece: Piece) -> None:
         """Open a piece that the loader hands out."""
+        self.stream.check_process()
         if self._piece is not None:
             raise OutOfTurn(f"the batch of step {self._piece.step + 1} was not stepped: each batch is followed by optimizer.step().")
         if self._ended or piece.step != self._steps or piece.number != self._pieces:
@@ -175,7 +197,6 @@ class Run:
             )
         if self._witness is not None and not piece.number:
             self._witness.stands(piece.step, self._seen)
-        self._seed(piece)
         if self._witness is not None:
             self._witness.begins()
         for parameter in self.engine.parameters.values():
@@ -186,39 +207,13 @@ class Run:
         if self._check is not None:
             self._check.begin(piece.rows, piece.owners)
 
-    def _seed(self, piece: Piece) -> None:
-        """Random numbers of the model (dropout) follow the key, the step and the piece alone.
-
-        A step that is taken again, after a stop or by whoever goes on from an earlier checkpoint, then has the same ones, whatever else
-        drew from torch's generator: two different sums under the noise of one step would differ by what is bare.
-        """
-        torch.default_generator.manual_seed(int(self.stream.generator("model", piece.step).integers(2**62)) + piece.number)
-
-    @property
-    def open_clips(self) -> Tensor:
-        """The clip of each example's holder in the piece at hand. Secret."""
-        assert self._piece is not None
-        return self._piece.clips_of_rows
-
-    def demand(self, check: Callable[[], None]) -> None:
-        """Something more that must hold of the piece at hand before its sum can leave: it raises otherwise."""
-        self._demanded = check
-
-    def when_stepped(self, tell: Callable[[], None]) -> None:
-        """Whom to tell when a piece was closed."""
-        self._told = tell
-
     def refuse_changes(self) -> None:
         """Whether the forward pass changed a parameter or buffer."""
         self._kept.refuse_changes()
 
-    def put_back(self) -> None:
-        """Parameters and buffers as they were when the piece was opened."""
-        self._kept.put_back()
-
     def abandon(self) -> None:
         """Forget a batch that was handed out and not stepped: nothing of it was released, and the same one is handed out again."""
-        self._piece, self._sums, self._pieces, self._demanded, self._unfinished = None, {}, 0, None, None
+        self._piece, self._sums, self._pieces, self._unfinished = None, {}, 0, None
         self.engine.close()
 
     def forget_backward(self) -> None:
@@ -227,9 +222,9 @@ class Run:
 
     def finish(self) -> dict[str, Tensor] | None:
         """Close the piece. After the last one of a batch: the noisy mean gradient, whose step is charged; before that None."""
+        self.stream.check_process()
         piece = self._piece
         if piece is None:
-            self.refuse_broken()
             if not self.left:
                 done = self._steps == self.plan.steps
                 raise Exhausted(f"the plan's {self._steps} steps are done." if done else f"this run ended after its step {self._steps}.")
@@ -242,18 +237,14 @@ class Run:
         sums, unfinished = self._summed(piece)
         if self._check is not None and self._check.passed():
             self._check = None
-        if self._demanded is not None:
-            self._demanded()
-            self._demanded = None
         self._unfinished = unfinished
         self._sums = {name: value + self._sums[name] if self._sums else value for name, value in sums.items()} if sums else self._sums
         self._piece, self._pieces = None, self._pieces + 1
-        if self._told is not None:
-            self._told()
         if not piece.last:
             return None
         # charged first: whatever happens from here on, the step counts
         self._steps += 1
+        self.moving = True
         sums, self._sums, self._pieces = self._sums, {}, 0
         noisy = self._noisy(sums, piece.step)
         return noisy if self._witness is None else self._witnessed(piece.step, sums, noisy)

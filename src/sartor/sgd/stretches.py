@@ -32,10 +32,7 @@ Array = NDArray[np.float64]
 
 _CLOSE = 1e-4  # of a rung: how other records are looked at with somebody's moves their norm by far less
 
-_UNCERTAIN = (
-    "this run was interrupted while a stretch was charged, so what everybody has left is not certain: go on from its checkpoint, if it has "
-    "one."
-)
+_UNCERTAIN = "this run was interrupted while a stretch was charged, so what is left is not certain: resume from its checkpoint."
 
 
 def _levels(plan: Plan) -> Levels:
@@ -54,19 +51,16 @@ class Stretches:
     A stretch has `refresh` steps, or fewer where a stage of the plan or the run ends.
     """
 
-    def __init__(
-        self, plan: Plan, budgets: Budgets, kind: str, refresh: int, norms: Callable[[int, int], Array], loss: str | None = None
-    ) -> None:
-        self.plan, self.kind, self.refresh, self.loss = plan, kind, refresh, loss
+    def __init__(self, plan: Plan, budgets: Budgets, kind: str, refresh: int, norms: Callable[[int, int], Array]) -> None:
+        self.plan, self.kind, self.refresh = plan, kind, refresh
         self._budgets, self._norms, self._costs = budgets, norms, Costs(plan, _levels(plan))
         self._readings = Readings(self._costs, budgets, "estimate" if kind == "estimate" else "strict")
         self._group = self._readings.groups
         self._left = None if plan.filter is None else plan.filter.units[self._group].copy()
         self._fraction = np.ones(len(self._group))
         self._begins = 0
-        self._interrupted = self._halfway = False
-        self.charged: Callable[[], None] | None = None
-        """Told when a stretch was charged, before its first coin."""
+        self.is_halfway = False
+        """Whether a choice was interrupted between its parts, so that nobody knows who has how many units left."""
 
     @property
     def _until(self) -> int:
@@ -89,13 +83,10 @@ class Stretches:
 
     def begin(self, step: int) -> int:
         """Make sure that the stretch of a step is chosen and charged; the step that ends it."""
-        if self._interrupted:
+        if self.is_halfway:
             raise SartorError(_UNCERTAIN)
         if step == self._until:
             self._choose(step)
-            if self.charged is not None:
-                self.charged()
-            self._interrupted = False
         if not self._begins <= step < self._until:
             raise SartorError("a stretch is chosen before its first step, and none is left out.")
         return self._until
@@ -114,10 +105,10 @@ class Stretches:
             level = readings.levels(norms)
             if self.kind == "strict":
                 clips = self._costs.levels.values[level]
-        self._interrupted = self._halfway = True  # until all of this is done, and until it is on the disk
+        self.is_halfway = True
         readings.add(level, steps)
         self._fraction, self._left, self._begins = clips, left, step
-        self._halfway = False
+        self.is_halfway = False
 
     def within(self, draw: Draw) -> Draw:
         """A draw with the clips of the stretch, without those who rest."""
@@ -135,7 +126,7 @@ class Stretches:
         """All that a run needs to go on, as a document and tensors. Sensitive. Of a stretch that was charged by half there is none."""
         import torch
 
-        if self._halfway:
+        if self.is_halfway:
             raise SartorError(_UNCERTAIN)
 
         arrays = {"fraction": self._fraction, **self._readings.to_arrays()}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -24,26 +23,22 @@ from sartor.plans import Plan
 from sartor.plans.published import REFUSED, Published
 from sartor.progress import bar
 from sartor.run.account import RunAccount
-from sartor.run.stream import Stream
-from sartor.sgd import checkpoint as saving
-from sartor.sgd.gradients.modules import watched
+from sartor.run.journal import refuse_begun
 from sartor.sgd.interrupt import between_steps
 from sartor.sgd.loader import PrivateLoader
 from sartor.sgd.loss import Loss
-from sartor.sgd.one_model import refuse_members
 from sartor.sgd.optimizer import PrivateOptimizer, make
 from sartor.sgd.options import Checkpoints, Evaluation, Execution, Tracking
-from sartor.sgd.part import Parts
-from sartor.sgd.pristine import Pristine
 from sartor.sgd.private import make_private, unwrap
 from sartor.sgd.public import refuse_protected
+from sartor.sgd.randomness import forked
 from sartor.sgd.run import NotFinite
 
 _IGNORED = -100  # a target that says nothing, as in torch
 _EVALUATED = 1024
 _NAN = (
-    "after step {} the model gives no numbers for public records (NaN), so the run ends there; its spending stands: spent: begin another "
-    "run with a smaller learning rate and with what is left of the budgets."
+    "after step {} the model gives no numbers for public records (NaN), so the run ends. The steps taken stay charged: start a new run "
+    "with a smaller learning rate and the remaining budget."
 )
 
 
@@ -112,7 +107,7 @@ def fit(
 
     What is checked on the way is said by `evaluation`, what is kept by `checkpoints`, how steps are carried out by `execution`; without
     them nothing is evaluated or kept. With `tracking`, or under a plan with a filter, the result has a `reading` of what each holder's
-    gradients cost. With checkpoints, Ctrl-C ends the step at hand, writes one and stops. A model that is no longer
+    gradients cost. With checkpoints, Ctrl-C and SIGTERM end the step at hand, write one and stop. A model that is no longer
     finite ends the run (`NotFinite`); its steps stay charged. `seed` is for tests: a seeded run is not private, and its account says so.
     `progress` shows a bar.
 
@@ -128,60 +123,16 @@ def fit(
         raise SartorError(REFUSED)
     if not isinstance(budgets, Budgets) or not isinstance(plan, Plan):
         raise SartorError("fit takes model, dataset, budgets and plan, in this order: sartor.Budgets, and what sartor.plan makes of them.")
-    refuse_members(plan)
-    checks, how = evaluation or Evaluation(), execution or Execution()
-    public = checks.public
-    folder = None if checkpoints is None else checkpoints.folder
+    checks, how, start = evaluation or Evaluation(), execution or Execution(), time.perf_counter()
     if checkpoints is not None and not checkpoints.resume:
-        saving.refuse_begun(checkpoints.folder)
-    refuse_protected(public, dataset, budgets, ownership)
-    start = time.perf_counter()
-    measure = Loss(loss)
-    inner = make(optimizer, [p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
-    of = {**saving.fingerprint(plan, budgets, dataset), "loss": measure.name} if folder is not None else {}
-    found = saving.Checkpoint(checkpoints.folder, of) if checkpoints is not None and checkpoints.resume else None
-    history: list[dict[str, float]] = [] if found is None else list(found.public.get("history", ()))
-    stopped = found is not None and bool(found.public.get("stopped"))
-
-    def evaluated(account: RunAccount) -> dict[str, float]:
-        losses, hits = _figures(model, public, measure, collate)
-        if np.isnan(losses).any():
-            raise NotFinite(_NAN.format(account.steps), account)
-        return {"step": account.steps, **_means(losses, hits)}
-
-    def groups() -> NDArray[np.intp]:
-        """The group of each record's holder."""
-        found = plan.groups_of(budgets)
-        return found if ownership is None else found[ownership.of_record]
-
-    def result(account: RunAccount, reading: Reading | None) -> Result:
-        if public is not None and (not history or history[-1]["step"] != account.steps):
-            history.append(evaluated(account))
-        return Result(
-            model=model,
-            account=account,
-            accuracy=history[-1]["accuracy"] if public is not None else None,
-            history=history,
-            seconds=time.perf_counter() - start,
-            steps=account.steps,
-            stopped_early=stopped,
-            reading=reading,
-            sensitive=_per_group(model, dataset, groups(), len(plan), measure, collate) if checks.sensitive else None,
-        )
-
-    if found is not None and found.over:
-        account = found.end(model, plan)
-        if "ended" in found.public:
-            raise NotFinite(found.public["ended"], account)
-        return result(account, found.reading(plan, budgets))
-    if seed is not None and found is None:
+        refuse_begun(checkpoints.folder)
+    refuse_protected(checks.public, dataset, budgets, ownership)
+    if seed is not None and not (checkpoints is not None and checkpoints.resume):
         torch.manual_seed(seed)
-    stream = Stream(seed) if found is None else found.stream
-    watched(model)  # refuses what cannot be trained before anything is copied
-    pristine = Pristine(model, measure, collate, dataset)
+    measure = Loss(loss)
     model, private, loader = make_private(
         model,
-        inner,
+        make(optimizer, [p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum),
         dataset,
         budgets,
         plan,
@@ -189,104 +140,94 @@ def fit(
         reduction="sum",
         collate=collate,
         workers=how.workers,
-        max_physical_batch=found.physical_batch if found is not None and how.max_physical_batch == "auto" else how.max_physical_batch,
+        max_physical_batch=how.max_physical_batch,
         noise_draws=how.noise_draws,
-        loss=measure if tracking is not None or plan.filter is not None else None,
+        loss=measure,
         tracking=tracking,
-        stream=stream,
-        kernels=None if found is None else found.kernels,
-        repeatable=folder is not None,
+        seed=seed,
     )
-    loader.pristine = pristine
+    history: list[dict[str, float]] = []
+    stopped = False
     modes = [(module, module.training) for module in model.modules()]
+
+    def evaluated(account: RunAccount) -> dict[str, float]:
+        losses, hits = _figures(model, checks.public, measure, collate)
+        if np.isnan(losses).any():
+            raise NotFinite(_NAN.format(account.steps), account)
+        return {"step": account.steps, **_means(losses, hits)}
+
     try:
         schedule = None if scheduler is None else scheduler(private)
         if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise SartorError("ReduceLROnPlateau follows a figure that fit does not give it; step it by public data in a loop of your own.")
-        if found is not None:
-            found.restore(private, loader, schedule)
-
-        saved = private.run.steps
-
-        def save(*, must: bool = False, **ended: str) -> None:
-            nonlocal saved
-            if folder is None:
-                return
-            known, over = {"history": history, "stopped": stopped, **ended}, stopped or bool(ended)
-            try:
-                saving.save_checkpoint(folder, private, loader, of, schedule, known, over=over, loss=measure.name)
-                saved = private.run.steps
-            except saving.Changed as changed:
-                if must and saving.exists(folder):
-                    raise
-                # its budgets are being spent: it goes on, and the checkpoint of before the change is as sound as ever
-                would = f"would resume from its step {saved}" if saving.exists(folder) else "could not be resumed"
-                warnings.warn(f"{changed} Stopped now, this run {would}.", saving.NotSaved, stacklevel=3)
-
-        if found is None:
-            save()
-        stretches = loader.draws.stretches
-        if stretches is not None:
-            stretches.charged = lambda: save(must=True)  # who resumes must find it: chosen anew, other rungs might meet the same noise
+        if checkpoints is not None:
+            found = loader.checkpoint(
+                **{item.name: getattr(checkpoints, item.name) for item in fields(checkpoints)},
+                scheduler=schedule,
+                public=lambda: {"history": history, "stopped": stopped},
+            )
+            history, stopped = list(found.get("history", ())), bool(found.get("stopped"))
+            if "ended" in found:
+                raise NotFinite(found["ended"], private.account())
         model.train()
-        with (
-            bar("training", plan.steps, private.run.steps, wanted=progress) as advance,
-            between_steps() if folder is not None else nullcontext(lambda: False) as interrupted,
-        ):
+        with bar("training", plan.steps, private.run.steps, wanted=progress) as advance, between_steps() as interrupted:
             for _ in _steps(model, private, loader, measure):
                 if schedule is not None:
                     schedule.step()
                 done = private.run.steps
                 advance(done)
-                # what looks on draws no random numbers from the model's: a run that resumes may be looked at in another way
-                with torch.random.fork_rng(devices=[]):
-                    with loader.public_changes(model=model, loss=measure) if callbacks else nullcontext():
-                        for callback in callbacks:
-                            callback(Progress(done, plan.steps, model, private.account))
-                    if checks.is_due(done):
+                for callback in callbacks:
+                    callback(Progress(done, plan.steps, model, private.account))
+                if checks.is_due(done):
+                    with forked():  # dropout of the steps to come does not follow who looks on
                         history.append(evaluated(private.account()))
-                        stopped = checks.patience is not None and _stale(history, checks.patience)
-                if checkpoints is not None and checkpoints.is_due(done) and done < plan.steps:
-                    save()
+                    stopped = checks.patience is not None and _stale(history, checks.patience)
                 if stopped:
                     break
                 if interrupted():
-                    save()
                     raise KeyboardInterrupt(f"stopped after step {done}, which is charged" + (_GOES_ON if checkpoints else ""))
-        save()
-        account, reading = private.account(), None if stretches is None else loader.reading()
+        loader.close(over=stopped)
+    except KeyboardInterrupt:
+        loader.close()
+        raise
     except NotFinite as stop:
-        save(ended=str(stop))
+        loader.close(over=True, ended=str(stop))
+        raise NotFinite(str(stop), private.account()) from None
+    except BaseException:
+        loader.let_go()
         raise
     finally:
         unwrap(model, private)
         for module, mode in modes:
             module.training = mode
-    return result(account, reading)
+    account = private.account()
+    if checks.public is not None and (not history or history[-1]["step"] != account.steps):
+        history.append(evaluated(account))
+    groups = plan.groups_of(budgets) if ownership is None else plan.groups_of(budgets)[ownership.of_record]
+    return Result(
+        model=model,
+        account=account,
+        accuracy=history[-1]["accuracy"] if checks.public is not None else None,
+        history=history,
+        seconds=time.perf_counter() - start,
+        steps=account.steps,
+        stopped_early=stopped,
+        reading=None if loader.draws.stretches is None else loader.reading(),
+        sensitive=_per_group(model, dataset, groups, len(plan), measure, collate) if checks.sensitive else None,
+    )
 
 
 _GOES_ON = "; checkpoints=Checkpoints(folder, resume=True) goes on from there"
 
 
 def _steps(model: nn.Module, optimizer: PrivateOptimizer, loader: PrivateLoader, measure: Loss) -> Iterator[None]:
-    """Takes the run's remaining steps, one at a time."""
-    if not len(loader):
-        return
-    parts, loader.loss_is_seen = Parts(optimizer.run, measure), True
-    for batch in loader:
+    """Take the run's remaining steps, one at a time."""
+    for batch in loader if len(loader) else ():
         inputs, targets = _pair(batch)
-        done = optimizer.run.steps
         optimizer.zero_grad()
-        state = torch.get_rng_state() if loader.checked else None
-        losses = measure(model(inputs), targets)
-        losses.sum().backward()
-        if state is not None:
-            assert loader.pristine is not None
-            parts.compare(loader.checked, losses, state, loader.pristine)
+        measure(model(inputs), targets).sum().backward()
         optimizer.step()
-        if state is not None:
-            loader.passed()
-        if optimizer.run.steps > done:
+        if optimizer.took_step:
             yield
 
 
