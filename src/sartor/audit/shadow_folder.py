@@ -6,11 +6,11 @@
 
 Models themselves are never written. The folder is for its owner alone (0700, files 0600); names tell numbers of models and nothing else.
 
-Guarantee: signals that are found belong to the plan, people, records, network, learning and seed that are asked for, as far as digests see
-    them (`sartor.sgd.digests`), whoever kills the process at any point.
+Guarantee: signals that are found belong to the plan, people, records, first weights, settings and seed that are asked for, whoever kills
+    the process at any point.
 Proof: a file is written whole or not at all (`run.files`) and proves its folder and place (`run.sealed`); digests are compared before
     anything is read.
-Breaks if: somebody who can read the folder makes a file on purpose.
+Breaks if: somebody who can read the folder makes a file on purpose; a function of the caller's (a loss) changes under its name.
 """
 
 from __future__ import annotations

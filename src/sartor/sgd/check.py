@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from sartor.errors import SartorError, SartorWarning
-from sartor.sgd import trees
+from sartor.sgd.batches import cut, has_rows, leaves, mapped
 from sartor.sgd.gradients import Owners, PerExample
 
 EXAMPLES = 3
@@ -85,8 +85,8 @@ def _same(value: Tensor, copy: Tensor) -> bool:
 class SelfCheck:
     """Notes what the model is given in a batch, then compares."""
 
-    def __init__(self, engine: PerExample, kept: Kept, pristine: Callable[[], nn.Module], *, several: bool = False) -> None:
-        self.engine, self.kept, self._pristine, self._several = engine, kept, pristine, several
+    def __init__(self, engine: PerExample, kept: Kept, *, several: bool = False) -> None:
+        self.engine, self.kept, self._several = engine, kept, several
         self._given: tuple[Any, Any] | None = None
         self._rows = 0
         self._owners: Owners | None = None
@@ -98,8 +98,14 @@ class SelfCheck:
         self._rows, self._given, self._owners = rows, None, owners
 
     def _note(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
-        if module is self.engine.model and self.engine.is_open and torch.is_grad_enabled() and self._given is None:
-            self._given = trees.mapped(lambda v: v.detach() if isinstance(v, Tensor) else v, (inputs, keywords))
+        if (
+            module is self.engine.model
+            and self.engine.is_open
+            and not self.engine.is_aside
+            and torch.is_grad_enabled()
+            and self._given is None
+        ):
+            self._given = mapped(lambda v: v.detach() if isinstance(v, Tensor) else v, (inputs, keywords))
 
     def detach(self) -> None:
         """Take its hook off the model."""
@@ -115,7 +121,7 @@ class SelfCheck:
             given, self._given = self._finite(self._one_of_each(self._given)), None
             if self._rows < 2:
                 return False
-            if not any(trees.has_rows(leaf, self._rows) for leaf in trees.leaves(given)):
+            if not any(has_rows(leaf, self._rows) for leaf in leaves(given)):
                 self._skip("nothing that the model is given has a row for each example")
             elif not self._varies(given):
                 return False
@@ -138,25 +144,25 @@ class SelfCheck:
         rest = torch.ones(self._rows, dtype=torch.bool)
         rest[begins] = False
         order, rows = torch.cat([begins, rest.nonzero()[:, 0]]), self._rows
-        inputs, keywords = trees.mapped(lambda leaf: leaf[order] if trees.has_rows(leaf, rows) else leaf, given)
+        inputs, keywords = mapped(lambda leaf: leaf[order] if has_rows(leaf, rows) else leaf, given)
         return inputs, keywords
 
     def _finite(self, given: tuple[Any, Any]) -> tuple[Any, Any]:
         """The examples whose inputs are finite: others contribute nothing, and would spoil what a naive loop makes of their neighbours."""
         usable = torch.ones(self._rows, dtype=torch.bool)
-        for leaf in trees.leaves(given):
-            if trees.has_rows(leaf, self._rows) and leaf.is_floating_point():
+        for leaf in leaves(given):
+            if has_rows(leaf, self._rows) and leaf.is_floating_point():
                 usable &= torch.isfinite(leaf).reshape(self._rows, -1).all(1)
         if bool(usable.all()):
             return given
         rows, self._rows = self._rows, int(usable.sum())
-        inputs, keywords = trees.mapped(lambda leaf: leaf[usable] if trees.has_rows(leaf, rows) else leaf, given)
+        inputs, keywords = mapped(lambda leaf: leaf[usable] if has_rows(leaf, rows) else leaf, given)
         return inputs, keywords
 
     def _varies(self, given: tuple[Any, Any]) -> bool:
         """Whether examples differ in what is counted (tokens, categories), so that one can be changed into another."""
-        leaves = [v for v in trees.leaves(given) if trees.has_rows(v, self._rows)]
-        return any(v.is_floating_point() for v in leaves) or any(bool((v != v[:1]).any()) for v in leaves)
+        rows = [v for v in leaves(given) if has_rows(v, self._rows)]
+        return any(v.is_floating_point() for v in rows) or any(bool((v != v[:1]).any()) for v in rows)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -188,8 +194,7 @@ class SelfCheck:
             self._agree_with_a_loop(some, rows)
 
     def _agree_with_a_loop(self, some: tuple[Any, Any], rows: int, owners: Owners | None = None) -> None:
-        """Each example's gradient norms, or each owner's, against those of a naive loop, by a copy of the model that nothing went through
-        before."""
+        """Each example's gradient norms, or each owner's, against those of a naive loop."""
         random = self._draws(some)
         counts = [1] * rows if owners is None else owners.counts.tolist()
         self.engine.open(torch.ones(len(counts)), owners)
@@ -253,13 +258,12 @@ class SelfCheck:
         """The gradients of one example alone, by parameter, for what it puts out in these weights."""
         for parameter in self.engine.parameters.values():
             parameter.grad = None
-        model, rows = self._pristine(), len(weights[0])
-        for own, copied in zip(self.engine.model.modules(), model.modules(), strict=True):
-            copied.training = own.training
+        rows = len(weights[0])
+        self.engine.close()  # plain autograd
         torch.manual_seed(0)
         # a model that draws random numbers meets the same ones only in a batch of the same size
-        inputs, keywords = some if random else trees.cut(some, i, i + 1, rows)
-        alone = _floats(model(*inputs, **keywords), rows if random else 1)
+        inputs, keywords = some if random else cut(some, i, i + 1, rows)
+        alone = _floats(self.engine.model(*inputs, **keywords), rows if random else 1)
         torch.autograd.backward([out[i : i + 1] for out in alone] if random else alone, [w[i : i + 1] for w in weights])
         return {n: torch.zeros(()) if p.grad is None else p.grad.double() for n, p in self.engine.parameters.items()}
 
@@ -270,7 +274,7 @@ class SelfCheck:
         return any(one.shape != two.shape or not _same(one, two) for other in others for one, two in zip(first, other, strict=False))
 
     def _cut(self, given: tuple[Any, Any], begin: int, end: int) -> tuple[Any, Any]:
-        inputs, keywords = trees.cut(given, begin, end, self._rows)
+        inputs, keywords = cut(given, begin, end, self._rows)
         return inputs, keywords
 
     @torch.no_grad()
@@ -289,14 +293,14 @@ class SelfCheck:
         """The first examples, one of them changed into somebody who differs: the first of those, or the last."""
 
         def changed(value: Any) -> Any:
-            if not trees.has_rows(value, self._rows):
+            if not has_rows(value, self._rows):
                 return value
             some = value[:rows].clone()
             others = (value != value[place]).reshape(len(value), -1).any(1).nonzero()
             some[place] = value[others[0 if way == "little" else -1, 0]] if len(others) else value[place]
             return some
 
-        inputs, keywords = trees.mapped(changed, given)
+        inputs, keywords = mapped(changed, given)
         return inputs, keywords
 
     def _outputs(self, given: tuple[Any, Any], seed: int) -> list[tuple[str, Tensor]]:
@@ -306,7 +310,9 @@ class SelfCheck:
         def note(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
             leaves, _ = tree_flatten(output)
             found.extend(
-                (name, leaf.clone()) for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point() and trees.is_seen(leaf)
+                (name, leaf.clone())
+                for leaf in leaves
+                if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.layout == torch.strided
             )
 
         hooks = [module.register_forward_hook(partial(note, name)) for name, module in self.engine.model.named_modules()]
@@ -399,5 +405,5 @@ def _grown(one: Tensor, fewer: Sequence[Tensor], rows: int) -> int | None:
 
 
 def _floats(output: Any, rows: int) -> list[Tensor]:
-    leaves, _ = tree_flatten(output)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.dim() and len(leaf) == rows]
+    flat, _ = tree_flatten(output)
+    return [leaf for leaf in flat if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.dim() and len(leaf) == rows]

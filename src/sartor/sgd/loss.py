@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sartor.errors import SartorError
-from sartor.sgd import trees
-from sartor.sgd.digests import digest
-from sartor.sgd.pristine import deep
+from sartor.sgd.batches import cut, has_rows, leaves
 
 _SEEDS = 4
 
@@ -40,16 +38,6 @@ class Loss:
             self._mean = _parameters(self._given)["reduction"].default == "mean"
         self._ignored = _ignored(self._given)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Loss:
-        made = copy.copy(self)
-        made._given = deep(self._given, memo)
-        return made
-
-    @property
-    def name(self) -> str:
-        """A fingerprint of what the loss computes: its code, settings and weights, as far as they can be seen."""
-        return digest((self._given, self._mean, self._keywords))
-
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """One loss per example."""
         value = self._given(outputs, targets, **self._keywords)
@@ -70,14 +58,14 @@ class Loss:
         """An example's loss must be the same whoever else is in the batch; a shape that broadcasts (n, 1) against (n) is not.
 
         An early test with a sentence of its own. What it cannot tell (outputs that cannot be cut, losses that cannot take one example or
-        draw random numbers) is left to the comparison of examples alone (`sartor.sgd.part`).
+        draw random numbers) is left to `sartor.sgd.property`.
         """
         rows = len(value)
-        if not any(trees.has_rows(leaf, rows) for leaf in trees.leaves(outputs)):
+        if not any(has_rows(leaf, rows) for leaf in leaves(outputs)):
             return
         for begin in (0, rows - 1):
             try:
-                alone = self._again(*trees.cut((outputs, targets), begin, begin + 1, rows))
+                alone = self._again(*cut((outputs, targets), begin, begin + 1, rows))
             except Exception:
                 return
             if not isinstance(alone, Tensor) or not alone.dim() or len(alone) != 1:
@@ -106,6 +94,13 @@ class Loss:
         return not all(_close(first, other) for other in others)
 
 
+def pair(batch: Any) -> tuple[Any, Any]:
+    """Inputs and targets of a batch."""
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        raise SartorError("fit needs records that are pairs of input and target; for others, write the loop around make_private.")
+    return batch[0], batch[1]
+
+
 def _refuse_unless_per_example(value: Tensor, outputs: Any, targets: Any) -> None:
     counts = _counts(outputs, targets)
     if value.dim() and len(value) in counts:
@@ -131,7 +126,7 @@ def _counts(outputs: Any, targets: Any) -> set[int]:
 
 def _lengths(value: Any) -> set[int]:
     own = {len(value)} if isinstance(value, list) else set()
-    return own | {len(leaf) for leaf in trees.leaves(value) if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim}
+    return own | {len(leaf) for leaf in leaves(value) if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim}
 
 
 def _close(one: Tensor, two: Tensor) -> bool:

@@ -25,7 +25,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from sartor.errors import SartorError
-from sartor.sgd import trees
+from sartor.sgd.batches import leaves
 from sartor.sgd.gradients.kernels import Kernels
 from sartor.sgd.gradients.modules import Watched, watched
 from sartor.sgd.gradients.owners import Owners
@@ -92,6 +92,8 @@ class PerExample:
         self._owners = _owners(self.units, self._names)
         self._noted: dict[int, list[_Noted]] = defaultdict(list)
         self._anchor = torch.zeros((), requires_grad=True)
+        self.is_aside = False
+        """Whether the batch of the run is laid aside for a test."""
         self._thresholds: Tensor | None = None
         self._owners_of_rows: Owners | None = None
         self._rows = 0
@@ -107,7 +109,7 @@ class PerExample:
     def _watch_model(self) -> None:
         def before(module: nn.Module, inputs: Any, keywords: Any) -> None:  # no bound method: a copy of the model would copy the engine
             if module is self.model and self._thresholds is not None and torch.is_grad_enabled():
-                self._given = [leaf for leaf in trees.leaves((inputs, keywords)) if isinstance(leaf, Tensor) and leaf.dim()]
+                self._given = [leaf for leaf in leaves((inputs, keywords)) if isinstance(leaf, Tensor) and leaf.dim()]
 
         self._hooks.append(self.model.register_forward_pre_hook(before, with_kwargs=True))
 
@@ -160,7 +162,7 @@ class PerExample:
             )
         if unit.is_general:
             given, form = tree_flatten((inputs, dict(keywords)))
-            if any(isinstance(leaf, Tensor) for value in given if not isinstance(value, Tensor) for leaf in trees.leaves(value)):
+            if any(isinstance(leaf, Tensor) for value in given if not isinstance(value, Tensor) for leaf in leaves(value)):
                 raise SartorError(
                     f"{unit.name or 'the model'} owns parameters and is given tensors in an object, from which no gradients can be formed; "
                     "give it tensors, or tuples, lists and dictionaries of them."
@@ -170,10 +172,10 @@ class PerExample:
             for i, value in enumerate(given):
                 if not isinstance(value, Tensor) or not value.dim() or len(value) != self._rows:
                     self._shared[place, form].add(i)
-        leaves, structure = ([output], None) if isinstance(output, Tensor) else tree_flatten(output)
-        several = sum(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves) > 1
+        flat, structure = ([output], None) if isinstance(output, Tensor) else tree_flatten(output)
+        several = sum(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in flat) > 1
         noted = _Noted(_mapped(_detached, inputs), _mapped(_detached, dict(keywords)), [])
-        for i, leaf in enumerate(leaves):
+        for i, leaf in enumerate(flat):
             if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
                 continue
             # the gradient at an alias, or at an output that others are made from, would hold more than what comes from outside
@@ -183,9 +185,9 @@ class PerExample:
             tensor = self._examples_first(place, unit, tensor, given)
             tensor.register_hook(partial(noted.receive, len(noted.outputs)))
             noted.outputs.append(torch.empty_like(tensor, device="meta"))
-            leaves[i] = tensor
+            flat[i] = tensor
         self._noted[place].append(noted)
-        return leaves[0] if structure is None else tree_unflatten(leaves, structure)
+        return flat[0] if structure is None else tree_unflatten(flat, structure)
 
     def _examples_first(self, place: int, unit: Watched, output: Tensor, given: Sequence[Any]) -> Tensor:
         """The output itself, or, where it is the same for all examples (as position embeddings are), one copy of it for each."""
@@ -208,7 +210,7 @@ class PerExample:
         outside = any(len(tensor) == 1 for tensor in self._given)
         own = any(len(tensor) == self._rows for tensor in self._given)
         known = True
-        for i, value in enumerate(trees.leaves(list(given))):
+        for i, value in enumerate(leaves(list(given))):
             if isinstance(value, Tensor):
                 known = known and not value.requires_grad
                 first = self._common.setdefault((place, i, value.shape), value.detach().clone())
@@ -247,6 +249,25 @@ class PerExample:
         for place in list(self._hidden):
             self._show(place)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Lay the open batch aside, with all that is known of it, and take it up again: what is recorded meanwhile leaves no trace, and no
+        kernels are measured or chosen."""
+        noted, given, open_ = dict(self._noted), self._given, (self._thresholds, self._owners_of_rows, self._rows)
+        shared, common = {key: set(value) for key, value in self._shared.items()}, dict(self._common)
+        chosen, measure = dict(self.kernels.chosen), self.kernels.measure
+        self._noted = defaultdict(list)
+        self.close()
+        self.is_aside, self.kernels.measure = True, False
+        try:
+            yield
+        finally:
+            self.close()
+            self.is_aside, self.kernels.measure, self.kernels.chosen = False, measure, chosen
+            self._shared, self._common = defaultdict(set, shared), common
+            self._thresholds, self._owners_of_rows, self._rows = open_
+            self._noted, self._given = defaultdict(list, noted), given
+
     def forget_gradients(self) -> None:
         """Drop the gradients noted so far; forward passes stay noted, for a backward pass to come."""
         for calls in self._noted.values():
@@ -259,8 +280,9 @@ class PerExample:
         return self._thresholds is not None
 
     @torch.no_grad()
-    def gradients_of(self, rows: Sequence[int]) -> list[dict[str, Tensor]]:
-        """The gradients of some examples of the open batch, as they are attributed to each, unclipped (of private data: sensitive)."""
+    def gradients_of(self, rows: Sequence[int | Sequence[int]]) -> list[dict[str, Tensor]]:
+        """The gradients of some examples of the open batch, or of several added up, as they are attributed to each, unclipped (of private
+        data: sensitive)."""
         if self._thresholds is None:
             raise SartorError("no batch is open.")
         thresholds, self._thresholds = self._thresholds, None  # modules that are run again for it are not recorded
@@ -270,13 +292,13 @@ class PerExample:
         finally:
             self._thresholds = thresholds
 
-    def _gradients_of(self, rows: Sequence[int], examples: int) -> list[dict[str, Tensor]]:
+    def _gradients_of(self, rows: Sequence[int | Sequence[int]], examples: int) -> list[dict[str, Tensor]]:
         entries = self._parts(dict(self._noted), None)
         finite = bool(torch.isfinite(self._norms([part for _, _, part in entries], examples)).all())
         found = []
         for row in rows:
-            chosen, factors = torch.tensor([row]), torch.zeros(examples, dtype=self._precision)
-            factors[row] = 1
+            chosen, factors = torch.atleast_1d(torch.tensor(row)), torch.zeros(examples, dtype=self._precision)
+            factors[chosen] = 1
             own: dict[str, Tensor] = {}
             for place, name, part in entries:
                 # zero times infinity is not zero: beside rows that are not finite, the row is taken out first
@@ -438,10 +460,10 @@ class PerExample:
         for inputs, keywords, gradients in rows:
             own: frozenset[int] = frozenset()
             if unit.is_general:
-                leaves, form_of_call = tree_flatten((inputs, dict(keywords)))
-                own = frozenset(range(len(leaves))) - self._shared[place, form_of_call]
-            given = gradients if unit.is_general else gradients[0]
-            made.append(Call(unit.name, unit.module, unit.wanted, inputs, keywords, given, self.kernels, form or added, own, owners))
+                given, form_of_call = tree_flatten((inputs, dict(keywords)))
+                own = frozenset(range(len(given))) - self._shared[place, form_of_call]
+            wanted = gradients if unit.is_general else gradients[0]
+            made.append(Call(unit.name, unit.module, unit.wanted, inputs, keywords, wanted, self.kernels, form or added, own, owners))
         return made, added
 
     def _row(self, unit: Watched, call: _Noted, chosen: Tensor | None) -> tuple[tuple[Any, ...], Mapping[str, Any], list[Tensor]]:
