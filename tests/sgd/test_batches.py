@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from sartor.sgd.rows import Likeness, likeness
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 from torch.utils.data import TensorDataset
 
 import sartor
-from sartor.sgd import trees
+from sartor.sgd import batches
+from sartor.sgd.batches import Likeness, likeness
 from sartor.sgd.loss import Loss
 
 CLASSES, ROWS = 3, 5
@@ -22,7 +22,7 @@ CLASSES, ROWS = 3, 5
 
 def compared(collate, items, place=1):
     """A record in its batch and alone."""
-    return likeness(collate(items), place, len(items), collate([items[place]]), 0, 1)
+    return likeness(collate(items), [place], len(items), collate([items[place]]))
 
 
 def numbers(rows=ROWS):
@@ -149,13 +149,13 @@ def test_rows_are_cut_from_whatever_holds_them(kind):
     hold, read = HOLDERS[kind]
     rows = torch.stack(numbers())
     held = hold(rows.clone())
-    some = trees.cut(held, 1, 3, ROWS)
+    some = batches.cut(held, 1, 3, ROWS)
     assert type(some) is type(held) or kind == "proxy"
     for part in read(some):
         assert torch.allclose(part.as_subclass(torch.Tensor), rows[1:3])
     for part in read(held):
         assert torch.allclose(part.as_subclass(torch.Tensor), rows)
-    assert any(trees.has_rows(leaf, ROWS) for leaf in trees.leaves(held))
+    assert any(batches.has_rows(leaf, ROWS) for leaf in batches.leaves(held))
 
 
 @pytest.mark.parametrize("kind", HOLDERS)

@@ -205,10 +205,21 @@ def test_parts_of_one_data_set_are_told_apart_by_their_rows():
         assert 0 <= sartor.fit(linear(), data, budgets(), planned(), evaluation=sartor.Evaluation(public), progress=False).accuracy <= 1
 
 
-def test_looking_at_records_leaves_a_data_set_as_it_was():
-    counting = Made()
-    refuse_protected(strangers(), counting, budgets())
-    assert not counting.asked
+def test_looking_at_records_is_bounded_and_leaves_the_random_numbers_alone():
+    class Large(Made):
+        def __len__(self):
+            return 50 * HOLDERS
+
+        def __getitem__(self, i):
+            return super().__getitem__(i % HOLDERS)
+
+    counting = Large()
+    torch.manual_seed(0)
+    refuse_protected(strangers(), counting, sartor.Budgets(np.ones(50 * HOLDERS), delta=1e-5))
+    drawn = torch.rand(())
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(()))
+    assert len(counting.asked) <= 2 * 2_000
 
 
 def test_records_that_strangers_share_may_be_tested_on():

@@ -178,7 +178,7 @@ class Planted:
             draw = sampler.draw
             sampler.draw = lambda step: self._real(draw(step))  # type: ignore[method-assign]
         else:
-            stretches = Stretches(plan, people, *tracked.way, self._norms_of(tracked), tracked.loss)
+            stretches = Stretches(plan, people, *tracked.way, self._norms_of(tracked))
             within = stretches.within
             stretches.within = lambda draw: self._real(within(draw))  # type: ignore[method-assign]
             self._widen(tracked._norms, stretches)

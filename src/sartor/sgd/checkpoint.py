@@ -30,8 +30,8 @@ from sartor.ownership import Ownership
 from sartor.plans import Plan
 from sartor.run.journal import Journal
 from sartor.run.sealed import digest
+from sartor.sgd.forks import forked
 from sartor.sgd.options import Checkpoints
-from sartor.sgd.randomness import forked
 
 if TYPE_CHECKING:
     from sartor.sgd.loader import PrivateLoader

@@ -11,8 +11,8 @@ import torch
 
 
 @contextmanager
-def forked(seed: int) -> Iterator[None]:
-    """Run what is inside under the common random numbers of a seed; all go on afterwards as before.
+def forked(seed: int | None = None) -> Iterator[None]:
+    """Run what is inside under the common random numbers of a seed, or on from where they are; all go on afterwards as before.
 
     >>> with forked(1):
     ...     first = random.random(), float(torch.rand(()))
@@ -23,7 +23,8 @@ def forked(seed: int) -> Iterator[None]:
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         try:
-            reseed(seed)
+            if seed is not None:
+                reseed(seed)
             yield
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002

@@ -23,17 +23,15 @@ def between_steps() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         came = True
 
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    ours = [number for number, handler in usual.items() if signal.getsignal(number) is handler]
+    usual: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     if threading.current_thread() is not threading.main_thread():
-        ours = []
-    for number in ours:
-        signal.signal(number, note)
+        usual = {}
+    before = {number: signal.signal(number, note) for number, handler in usual.items() if signal.getsignal(number) is handler}
     try:
         yield lambda: came
     finally:
-        for number in ours:
-            signal.signal(number, usual[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from sartor.budgets import Budgets
@@ -25,12 +24,14 @@ from sartor.individual.readings import Reading
 from sartor.ownership import Ownership
 from sartor.sgd.check import Kept
 from sartor.sgd.checkpoint import Keeper, fingerprint
+from sartor.sgd.forks import forked, reseed
 from sartor.sgd.gradients.engine import PerExample
 from sartor.sgd.interrupt import as_ctrl_c
+from sartor.sgd.loss import Loss
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.options import Checkpoints
 from sartor.sgd.pieces import Draws, Piece
-from sartor.sgd.randomness import forked, reseed
+from sartor.sgd.property import PropertyTest
 from sartor.sgd.run import NotFinite, OutOfTurn, Run
 
 Collate = Callable[[list[Any]], Any]
@@ -52,13 +53,18 @@ class PrivateLoader:
         optimizer: PrivateOptimizer,
         collate: Collate | None,
         workers: int,
-        loss: Callable[[Any, Any], Tensor] | None,
+        loss: Loss | None,
+        check: bool,
     ) -> None:
         self.run, self.draws, self.dataset = run, draws, dataset
         self.collate, self.workers = collate, workers
         self._budgets, self._optimizer, self._loss = budgets, optimizer, loss
         self._source = _Fetched(dataset, collate)
         self._keeper: Keeper | None = None
+        seen = check and not (self._source.is_plain and loss is None)  # rows of tensors, taken by their numbers here
+        self._test = (
+            PropertyTest(run.engine, self._source.records, collate, loss, steps=run.plan.steps, stream=run.stream) if seen else None
+        )
         self._signals = ExitStack()
 
     def __len__(self) -> int:
@@ -152,12 +158,16 @@ class PrivateLoader:
             self._keeper.let_go()
 
     def _batches(self) -> Iterator[Any]:
-        run = self.run
+        run, test = self.run, self._test
         run.abandon()
+        if test is not None and run.steps == run.drawn:  # before anything is charged or drawn
+            test.beforehand(len(self.dataset), self.draws.ownership, run.plan.clip)  # type: ignore[arg-type]
         while run.left:
             until = self._ahead()
             for piece, batch in self._taken(iter(self._fetched(until))):
                 run.begin(piece)
+                if test is not None and test.is_due(piece):
+                    test.run(piece)
                 yield batch
             if run.steps < until:
                 return  # the last batch was not stepped: it is handed out again to whoever iterates anew

@@ -123,7 +123,9 @@ def make_private(
     draws = Draws(plan, sampler, source, ownership, size, witness=witness)
     private = PrivateOptimizer(optimizer, run)
     measure = loss if loss is None or isinstance(loss, Loss) else Loss(loss)
-    loader = PrivateLoader(run, draws, dataset, budgets=budgets, optimizer=private, collate=collate, workers=workers, loss=measure)
+    loader = PrivateLoader(
+        run, draws, dataset, budgets=budgets, optimizer=private, collate=collate, workers=workers, loss=measure, check=check
+    )
     if way is not None and measure is not None:
         norms = Norms(engine, draws, loader.batch, measure, source)
         stretches = Stretches(plan, budgets, *way, norms)

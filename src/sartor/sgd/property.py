@@ -133,7 +133,7 @@ class PropertyTest:
         indices, counts = (places, np.ones(len(places), np.int64)) if ownership is None else ownership.records_of(places, 2)
         if len(places) > 1:
             owners = Owners(torch.tensor(counts)) if several else None
-            self.run(Piece(self._steps, 0, indices.tolist(), torch.full((len(places),), clip), True, 0, owners))
+            self.run(Piece(self._steps, 0, indices.tolist(), torch.full((len(places),), clip), True, owners))
             self._has_passed = False
 
     @contextmanager

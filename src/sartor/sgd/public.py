@@ -1,19 +1,19 @@
 """What is given as public is not what is trained on under a budget.
 
 A figure about a record that is trained on is a release that no budget covers. So records are compared, first by where they come from (parts
-and chains of one data set) and then by what they hold, however they were cut, copied or made again.
+and chains of one data set) and then by the numbers and texts that they hold, however they were cut, copied or made again.
 
 Guarantee: a record of the training data set itself, through any `Subset` and `ConcatDataset`, is never taken as public. Neither are records
     that equal protected ones more often than chance explains (`overlap`), among those compared: all where both are of tensors (up to
     100,000 of each), otherwise 2,000 of each, drawn evenly.
-Breaks if: public data can only be gone through, not asked for a record; they hold the same people in other numbers (other features, another
-    scaling), or so few of them that chance cannot be ruled out; a small part was taken of data sets that are too large to be read whole.
+Cost: up to 2,000 records of either are asked for, if they are not of tensors.
+Breaks if: public data can only be gone through, not asked for a record; records are made with random numbers that no seed repeats, or show
+    other things than tensors, arrays, numbers and texts; they hold the same people in other numbers (other features, another scaling), or
+    so few of them that chance cannot be ruled out; a small part was taken of data sets that are too large to be read whole.
 """
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -21,18 +21,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.overlap import shared
 from sartor.ownership import Ownership
-from sartor.sgd import trees
-from sartor.sgd.contents import Unseen, content
-from sartor.sgd.generators import repeatable
+from sartor.sgd.batches import is_opaque, leaves
+from sartor.sgd.forks import forked
 from sartor.sgd.loader import check_dataset
-from sartor.sgd.pristine import Pristine
 
 Rows = NDArray[np.int64]
 Source = tuple[Any, Rows]
@@ -97,7 +95,7 @@ def _counted(sources: list[Source]) -> Counter[bytes]:
 
 
 def _of_tensors(data: TensorDataset, rows: Rows) -> Iterator[bytes]:
-    if not all(trees.is_seen(tensor) for tensor in data.tensors):
+    if is_opaque(data.tensors):
         yield from _of_records(data, rows[:_OTHERS])
         return
     for chunk in np.array_split(rows, max(1, len(rows) // 1024)):
@@ -107,25 +105,23 @@ def _of_tensors(data: TensorDataset, rows: Rows) -> Iterator[bytes]:
 
 
 def _of_records(data: Any, rows: Rows) -> Iterator[bytes]:
-    """Records of a copy, so that a data set that counts or draws is as it was; each under the same common random numbers."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what cannot be copied the run itself says so
-        copied = Pristine(nn.Identity(), None, None, data).records().dataset
+    """Records that show what they hold; each under the same common random numbers."""
     for i in rows:
-        record = repeatable(0, functools.partial(copied.__getitem__, int(i)), copied)
-        try:
-            yield _hashed(map(_leaf, trees.leaves(record)))
-        except Unseen:
-            continue
+        with forked(0):
+            record = data[int(i)]
+        if not is_opaque(record):
+            yield _hashed(map(_leaf, leaves(record)))
 
 
 def _leaf(value: Any) -> bytes:
     """A value as it is in a tensor, whatever it was: labels are numbers here and tensors there."""
-    if isinstance(value, Tensor | np.ndarray) and trees.is_seen(value):
-        return bytes((value.detach().cpu().numpy() if isinstance(value, Tensor) else value).tobytes())
+    if isinstance(value, Tensor):
+        return bytes(value.detach().cpu().numpy().tobytes())
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tobytes()
     if isinstance(value, bool | int | float):
         return np.asarray(value, np.float32 if isinstance(value, float) else np.int64 if type(value) is int else bool).tobytes()
-    return content(value)
+    return repr(value).encode(errors="surrogatepass")
 
 
 def _hashed(parts: Iterator[bytes]) -> bytes:

@@ -79,7 +79,7 @@ class Run:
         self._unfinished: dict[str, Tensor] | None = None
         self._kept = Kept(engine.model)
         several = records > int(plan.holders.sum())
-        self._check = SelfCheck(engine, self._kept, lambda: engine.model, several=several) if check else None
+        self._check = SelfCheck(engine, self._kept, several=several) if check else None
 
     @property
     def steps(self) -> int:

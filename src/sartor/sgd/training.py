@@ -24,14 +24,14 @@ from sartor.plans.published import REFUSED, Published
 from sartor.progress import bar
 from sartor.run.account import RunAccount
 from sartor.run.journal import refuse_begun
+from sartor.sgd.forks import forked
 from sartor.sgd.interrupt import between_steps
 from sartor.sgd.loader import PrivateLoader
-from sartor.sgd.loss import Loss
+from sartor.sgd.loss import Loss, pair
 from sartor.sgd.optimizer import PrivateOptimizer, make
 from sartor.sgd.options import Checkpoints, Evaluation, Execution, Tracking
 from sartor.sgd.private import make_private, unwrap
 from sartor.sgd.public import refuse_protected
-from sartor.sgd.randomness import forked
 from sartor.sgd.run import NotFinite
 
 _IGNORED = -100  # a target that says nothing, as in torch
@@ -223,18 +223,12 @@ _GOES_ON = "; checkpoints=Checkpoints(folder, resume=True) goes on from there"
 def _steps(model: nn.Module, optimizer: PrivateOptimizer, loader: PrivateLoader, measure: Loss) -> Iterator[None]:
     """Take the run's remaining steps, one at a time."""
     for batch in loader if len(loader) else ():
-        inputs, targets = _pair(batch)
+        inputs, targets = pair(batch)
         optimizer.zero_grad()
         measure(model(inputs), targets).sum().backward()
         optimizer.step()
         if optimizer.took_step:
             yield
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    if not isinstance(batch, list | tuple) or len(batch) != 2:
-        raise SartorError("fit needs records that are pairs of input and target; for others, write the loop around make_private.")
-    return batch[0], batch[1]
 
 
 def evaluate(model: nn.Module, data: Dataset[Any], loss: Callable[..., Tensor] | None = None) -> dict[str, float]:
@@ -260,7 +254,7 @@ def classes(data: Dataset[Any]) -> NDArray[np.int64]:
     """The class of each record; -1 where its target is not one class. Sensitive."""
     found = [torch.full((0,), -1)]
     for batch in _batches(data, None):
-        targets = _pair(batch)[1]
+        targets = pair(batch)[1]
         whole = isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point()
         found.append(targets.long() if whole else torch.full((len(targets),), -1))
     return torch.cat(found).cpu().numpy()
@@ -269,7 +263,7 @@ def classes(data: Dataset[Any]) -> NDArray[np.int64]:
 def has_classes(data: Any) -> bool:
     """Whether targets are whole numbers, by the type of the first."""
     try:
-        return not torch.as_tensor(_pair(data[0])[1]).is_floating_point()
+        return not torch.as_tensor(pair(data[0])[1]).is_floating_point()
     except (TypeError, ValueError, RuntimeError):
         return False
 
@@ -288,7 +282,7 @@ def _figures(model: nn.Module, data: Any, measure: Loss, collate: Any) -> tuple[
     model.eval()
     try:
         for batch in _batches(data, collate):
-            inputs, targets = _pair(batch)
+            inputs, targets = pair(batch)
             outputs = model(inputs)
             losses.append(measure(outputs, targets).double())
             if isinstance(outputs, Tensor) and isinstance(targets, Tensor) and not targets.is_floating_point():
