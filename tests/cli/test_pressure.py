@@ -143,7 +143,7 @@ def test_a_folder_whose_run_took_no_step_can_be_begun_again(capsys, tmp_path):
     assert json.loads((folder / "account.json").read_text())["steps"] == 3
     for begun in (folder, tmp_path / "other"):
         (begun / "checkpoint").mkdir(parents=True, exist_ok=True)
-        (begun / "checkpoint" / "begun").write_text("")
+        (begun / "checkpoint" / "journal.json").write_text("")
         (begun / "config.toml").write_text('dataset = "digits"\n')
         code, _, err = run(capsys, "train", "--dataset", "digits", "--steps", "3", "--out", begun)
         assert (code, "exists already" in err) == (2, True)
@@ -158,7 +158,7 @@ def test_an_interrupted_run_goes_on_at_the_step_that_it_was_stopped_at(tmp_path)
     asked = ["--steps", "200000", "--batch", "20", "--accountant", "rdp", "--out", folder]
     process = started("train", "--dataset", "digits", *asked, stdout=subprocess.DEVNULL)
     for _ in range(1200):
-        if (folder / "checkpoint" / "begun").exists() and process.poll() is None:
+        if (folder / "checkpoint" / "journal.json").exists() and process.poll() is None:
             break
         time.sleep(0.1)
     time.sleep(2)
@@ -167,6 +167,5 @@ def test_an_interrupted_run_goes_on_at_the_step_that_it_was_stopped_at(tmp_path)
     assert process.returncode == 130
     assert "--resume" in err
     assert "Traceback" not in err
-    current = json.loads((folder / "checkpoint" / "current").read_text())["folder"]
-    account = json.loads((folder / "checkpoint" / current / "state.json").read_text())["account"]
-    assert 0 < account["steps"] < 10_000  # the first checkpoint by itself would be at 10,000
+    kept = json.loads((folder / "checkpoint" / "journal.json").read_text())["run"]
+    assert (kept["orderly"], 0 < kept["charged"] < 200_000, kept["lost"]) == (True, True, 0)

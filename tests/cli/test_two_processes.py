@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-import sartor.sgd.checkpoint
+import sartor.run.journal
 from sartor.report.folder import RunFolder
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor_testing.amount import most_are_long
@@ -115,7 +115,7 @@ def test_a_run_that_was_stopped_while_it_was_finished_is_finished_again(run, tmp
     folder = tmp_path / "run"
     ends = ("model.safetensors", "account.json", "report.html")
     with monkeypatch.context() as patch:
-        patch.setattr(sartor.sgd.checkpoint, "remove", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(sartor.run.journal, "remove", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
         assert run(*ASKED, "--epsilon", "8", "--seed", "1", "--out", folder)[0] == 130
     before = {name: (folder / name).read_bytes() for name in ends}
     for name in ends[written:]:

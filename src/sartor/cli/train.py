@@ -82,7 +82,7 @@ def carried_out(job: Job, folder: RunFolder | None, resume: bool) -> Result:
 def shown_of(job: Job, folder: Path) -> Result:
     """Train, and write into a folder what others may read of a run, without its model: for an audit, whose models are on no disk."""
     job.plan.save(folder / "plan.json")
-    result = _fit_members(job) if job.plan.scheme == "adapdp" else _fit(job, None)
+    result = _fit(job, None)
     write_public(folder / "account.json", text.dumps(result.account.to_json()))
     write_public(folder / "report.html", _page(job, result, ()))
     return result
@@ -111,48 +111,32 @@ def _resumed(asked: TrainSettings, config: str | None, folder: RunFolder | None)
 def _fitted(job: Job, folder: RunFolder | None, resume: bool) -> Result:
     from sartor.sgd import Checkpoints, NotFinite
 
-    if job.plan.scheme == "adapdp":
-        return _members(job, folder)
     try:
-        kept = None if folder is None else Checkpoints(folder.checkpoint, resume=resume)
-        return _fit(job, kept)
+        return _fit(job, None if folder is None or _has_members(job) else Checkpoints(folder.checkpoint, resume=resume))
     except NotFinite as stop:
         if folder is not None:
             folder.write_account({**stop.account.to_json(), "ended": str(stop)})
         raise
     except KeyboardInterrupt:
-        if folder is None:
+        if _has_members(job):
+            say('stopped; a run of scheme "adapdp" has no checkpoint, so it cannot be continued, and nothing of it was released.')
+        elif folder is None:
             say("stopped; nothing was kept, because there is no --out.")
         else:
             say(f"stopped; sartor train --resume --out {folder.path} goes on from the step that it was stopped at.")
         raise typer.Exit(130) from None
 
 
+def _has_members(job: Job) -> bool:
+    """Whether there is one model for each round: those of earlier rounds are in no checkpoint, so such a run is taken in one go."""
+    return job.plan.scheme == "adapdp"
+
+
 def _fit(job: Job, checkpoints: Checkpoints | None) -> Result:
-    from sartor.sgd import Evaluation, Execution
-
-    recipe = job.recipe
-    return sartor.fit(
-        job.model,
-        job.data.train,
-        job.budgets,
-        job.plan,
-        lr=recipe.lr,
-        optimizer=recipe.optimizer,
-        momentum=recipe.momentum,
-        evaluation=Evaluation(job.data.test if len(job.data.test) else None, every=max(1, job.plan.steps // _EVALUATIONS)),
-        checkpoints=checkpoints,
-        execution=Execution(max_physical_batch=job.asked.max_physical_batch),
-        seed=job.asked.seed,
-        ownership=job.data.ownership,
-        tracking=job.tracking,
-    )
-
-
-def _fit_members(job: Job) -> Result:
     from sartor.sgd import Evaluation, Execution, fit_members
 
-    return fit_members(
+    members = _has_members(job)
+    return (fit_members if members else sartor.fit)(
         job.model,
         job.data.train,
         job.budgets,
@@ -160,27 +144,15 @@ def _fit_members(job: Job) -> Result:
         lr=job.recipe.lr,
         optimizer=job.recipe.optimizer,
         momentum=job.recipe.momentum,
-        evaluation=Evaluation(job.data.test if len(job.data.test) else None),
+        evaluation=Evaluation(
+            job.data.test if len(job.data.test) else None, every=None if members else max(1, job.plan.steps // _EVALUATIONS)
+        ),
+        checkpoints=checkpoints,
         execution=Execution(max_physical_batch=job.asked.max_physical_batch),
         seed=job.asked.seed,
         ownership=job.data.ownership,
         tracking=job.tracking,
     )
-
-
-def _members(job: Job, folder: RunFolder | None) -> Result:
-    """One model for each round; members of earlier rounds are in no checkpoint, so such a run is taken in one go."""
-    from sartor.sgd import NotFinite
-
-    try:
-        return _fit_members(job)
-    except NotFinite as stop:
-        if folder is not None:
-            folder.write_account({**stop.account.to_json(), "ended": str(stop)})
-        raise
-    except KeyboardInterrupt:
-        say('stopped; a run of scheme "adapdp" has no checkpoint, so it cannot be continued, and nothing of it was released.')
-        raise typer.Exit(130) from None
 
 
 def _keep(job: Job, folder: RunFolder, result: Result) -> None:

@@ -30,7 +30,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 from zipfile import BadZipFile
@@ -55,7 +56,6 @@ Places = NDArray[np.intp]
 _LOCK = "lock"
 _TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or choose another folder."
 _BEFORE = ("config.toml", "plan.json", "plan-all.json", "budgets.npz", "checkpoint", "reserve")  # what there is before the first step
-_UNREADABLE = (OSError, EOFError, ValueError, BadZipFile)  # what reading arrays raises where a file is cut short
 _ENDS = ("model.safetensors", "account.json", "report.html")
 _SENSITIVE = ("budgets.npz", "plan-all.json", "individual.npz", "held-out.json")
 _PART = re.compile(
@@ -190,29 +190,27 @@ class RunFolder:
 
     def reading(self) -> tuple[Reading, Array, Array]:
         """What each holder's gradients cost, how much of their records the model gets right, and its loss on them. Sensitive."""
-        path = self.path / "individual.npz"
-        if not path.is_file():
+        if not (self.path / "individual.npz").is_file():
             raise SartorError(f"there are no readings in {self.path}: train with --individual, to the end.")
-        content = io.BytesIO(read_private(path))
-        try:
-            with np.load(content, allow_pickle=False) as stored:
-                kind: Kind = "estimate" if str(stored["kind"]) == "estimate" else "strict"
-                found = Reading(kind, int(stored["steps"]), stored["epsilon"], stored["guarantee"])
-                return found, stored["correct"], stored["loss"]
-        except (*_UNREADABLE, KeyError) as error:
-            raise SartorError(f"{path} cannot be read as the readings of a run.") from error
+        with self._stored("individual.npz", "readings") as stored:
+            kind: Kind = "estimate" if str(stored["kind"]) == "estimate" else "strict"
+            return Reading(kind, int(stored["steps"]), stored["epsilon"], stored["guarantee"]), stored["correct"], stored["loss"]
 
     def classes(self) -> tuple[Places, tuple[str, ...], str]:
         """The class of each holder, -1 for none; the public names of the classes; the fingerprint of the training rows. Sensitive."""
-        path = self.path / "individual.npz"
+        with self._stored("individual.npz", "readings with classes") as stored:
+            return stored["label"], tuple(str(name) for name in stored["classes"]), str(stored["rows"])
+
+    @contextmanager
+    def _stored(self, name: str, what: str) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """The arrays in a file, to be read inside of one `with`."""
+        path = self.path / name
         content = io.BytesIO(read_private(path))
         try:
             with np.load(content, allow_pickle=False) as stored:
-                return stored["label"], tuple(str(name) for name in stored["classes"]), str(stored["rows"])
-        except KeyError:
-            raise SartorError(f"{path} was written before classes were kept in it: ask by budget, or train again.") from None
-        except _UNREADABLE as error:
-            raise SartorError(f"{path} cannot be read as the readings of a run.") from error
+                yield stored
+        except (EOFError, ValueError, OSError, KeyError, BadZipFile) as error:  # of a file that is cut short, or of something else
+            raise SartorError(f"{path} cannot be read as the {what} of a run.") from error
 
     def releases(self, plan: Plan) -> tuple[Release, ...]:
         """What was released out of the reserve, as far as there is one."""
@@ -301,14 +299,9 @@ class RunFolder:
 
     def budgets(self) -> Budgets:
         """Who allows what."""
-        path = self.path / "budgets.npz"
-        try:
-            with np.load(path, allow_pickle=False) as stored:
-                names = tuple(str(name) for name in stored["holders"]) if "holders" in stored else None
-                return Budgets(stored["epsilon"], delta=stored["delta"], holders=names, reserve=float(stored["reserve"]))
-        except (*_UNREADABLE, KeyError) as error:
-            why = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
-            raise SartorError(f"{path} cannot be read as the budgets of a run{why}.") from error
+        with self._stored("budgets.npz", "budgets") as stored:
+            names = tuple(str(name) for name in stored["holders"]) if "holders" in stored else None
+            return Budgets(stored["epsilon"], delta=stored["delta"], holders=names, reserve=float(stored["reserve"]))
 
     def _write_budgets(self, budgets: Budgets) -> None:
         arrays: dict[str, Any] = {

@@ -206,7 +206,7 @@ def close_folder(folder: Path) -> None:
 
 def read_private(path: Path) -> bytes:
     """The content of a file that is for its owner alone, and is made so where it was left open; a link in its place is refused."""
-    descriptor = _opened(path)
+    descriptor = _opened(path, os.O_RDONLY)
     with os.fdopen(descriptor, "rb") as file:
         return file.read()
 
@@ -234,16 +234,16 @@ def holding(path: Path) -> Iterator[bytes]:
 
 
 def _refusal(path: Path, what: str, error: OSError) -> str:
-    """Why a file or folder that one process must hold cannot be opened; a copy on a read-only disk is whole, and no broken one."""
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{path} is not writable ({error.strerror}): make it and the folder that it is in writable, or copy the whole folder."
+    """Why something cannot be held by this process; what can be read but not written is whole, and no broken one."""
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and os.access(path, os.R_OK):
+        return f"{path} is not writable ({error.strerror}): make it and all that is in it writable, and try again."
     return f"{path} cannot be {what}: {error.strerror}."
 
 
-def _opened(path: Path) -> int:
+def _opened(path: Path, how: int = os.O_RDWR) -> int:
     """A private file itself, to be read or locked: never what a link leads to."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, how | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise SartorError(f"{path} is a symbolic link; give the file itself.") from None
