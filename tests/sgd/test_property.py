@@ -208,7 +208,7 @@ def masks_and_mixes(items):
 
 def gated(items):
     inputs, targets = default_collate(items)
-    return (0.6 * inputs + 0.4 * inputs.flip(0) if torch.rand(1) < 0.4 else inputs), targets
+    return (0.6 * inputs + 0.4 * inputs.flip(0) if torch.rand(1) > 0.5 else inputs), targets
 
 
 def padded_with_others(items):

@@ -273,8 +273,6 @@ class PropertyTest:
         ends = counts.cumsum(0).tolist()
         places = [holders.index(holder) for holder in chosen]
         found = self._engine.gradients_of([range(ends[place] - lot.counts[holders[place]], ends[place]) for place in places])
-        if shares is not None:
-            found = [{name: value * shares[place] for name, value in one.items()} for one, place in zip(found, places, strict=True)]
         return _Pass(losses.detach(), found, self._engine.clipped_sums(1.0 if shares is None else shares))
 
     def _note(self, module: Any, inputs: Any, output: Any) -> None:
