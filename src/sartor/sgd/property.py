@@ -157,8 +157,9 @@ class PropertyTest:
     def _refuse_gradients(self, lot: Lot, few: Sequence[int]) -> None:
         """Make the four comparisons; memory is judged first, as it shows in the others too."""
         everybody, kept = range(len(lot.counts)), kept_of(few)
-        begun = self._pass(lot, everybody, kept, lot.whole)
-        self._kept.refuse_changes()
+        losses = self._losses(lot, everybody, lot.whole)
+        self._kept.refuse_changes()  # before gradients are formed, as a step does
+        begun = self._formed(lot, everybody, kept, losses)
         if lot.draws:
             refuse_exchanged_rows(lot, kept)
             self._refuse_padding(lot, few[1])
@@ -253,13 +254,18 @@ class PropertyTest:
         seed: int | None = None,
     ) -> _Pass:
         """Take a batch of holders through model, loss and backward pass, for gradients of the chosen; the silent one is in no sum."""
+        return self._formed(lot, holders, chosen, self._losses(lot, holders, batch, train=train, silent=silent, seed=seed))
+
+    def _losses(
+        self, lot: Lot, holders: Sequence[int], batch: Any, *, train: bool = True, silent: int | None = None, seed: int | None = None
+    ) -> Tensor:
+        """The losses of a batch of holders, after their backward pass."""
         assert self._loss is not None
         for module, mode in self._modes:
             module.training = mode and train
         inputs, targets = pair(batch)
         counts = torch.tensor([lot.counts[holder] for holder in holders])
         clips = torch.tensor([0.0 if holder == silent else float(lot.clips[holder]) for holder in holders])
-        shares = None if lot.shares is None else lot.shares[list(holders)]
         reseed(lot.seed if seed is None else seed)
         self._engine.open(clips, Owners(counts) if int(counts.max()) > 1 else None)
         hooks = [unit.module.register_forward_hook(self._note) for unit in self._engine.units]
@@ -270,10 +276,14 @@ class PropertyTest:
         finally:
             for hook in hooks:
                 hook.remove()
-        ends = counts.cumsum(0).tolist()
+        return losses.detach()
+
+    def _formed(self, lot: Lot, holders: Sequence[int], chosen: Sequence[int], losses: Tensor) -> _Pass:
+        """Form the gradients of the chosen, and everybody's clipped sum."""
+        ends = np.cumsum([lot.counts[holder] for holder in holders])
         places = [holders.index(holder) for holder in chosen]
         found = self._engine.gradients_of([range(ends[place] - lot.counts[holders[place]], ends[place]) for place in places])
-        return _Pass(losses.detach(), found, self._engine.clipped_sums(1.0 if shares is None else shares))
+        return _Pass(losses, found, self._engine.clipped_sums(1.0 if lot.shares is None else lot.shares[list(holders)]))
 
     def _note(self, module: Any, inputs: Any, output: Any) -> None:
         kinds = (leaf.dtype for leaf in leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point())
