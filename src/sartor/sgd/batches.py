@@ -190,18 +190,14 @@ class _Comparison:
         return max((self._walked(part, other[key]) for key, part in mine.items()), default=Likeness.SAME)
 
     def _leaves(self, one: Any, two: Any) -> Likeness:
-        one, two = _number(one), _number(two)
-        if isinstance(one, np.ndarray) and isinstance(two, np.ndarray) and one.dtype.kind in "biufc" and two.dtype.kind in "biufc":
-            one, two = (
-                torch.from_numpy(np.array(value, "f8" if value.dtype == np.longdouble else value.dtype.newbyteorder("=")))
-                for value in (one, two)
-            )
+        one, two = _as_tensor(one), _as_tensor(two)
         if not isinstance(one, Tensor | np.ndarray) or not isinstance(two, Tensor | np.ndarray):
             if type(one) is int and type(two) is int and one != two:
                 self._integers.append((one, two))
                 return Likeness.SAME
             return Likeness.SAME if _is_equal(one, two) else Likeness.COMMON
-        if getattr(one.dtype, "kind", one.dtype) != getattr(two.dtype, "kind", two.dtype) or one.ndim != two.ndim:
+        texts = isinstance(one, np.ndarray) and isinstance(two, np.ndarray) and one.dtype.kind == two.dtype.kind
+        if (one.dtype != two.dtype and not texts) or one.ndim != two.ndim:
             return Likeness.OTHER
         self._sizes.update(zip(one.shape, two.shape, strict=True))
         for d in range(one.ndim):
@@ -210,14 +206,11 @@ class _Comparison:
         return Likeness.SAME if one.shape == two.shape and _is_close(one, two) else Likeness.COMMON
 
 
-def _number(value: Any) -> Any:
-    """A whole number, whatever it is kept in; anything else as it is."""
-    if isinstance(value, np.integer):
-        return int(value)
-    whole = isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool and not value.is_complex()
-    if (whole or (isinstance(value, np.ndarray) and value.dtype.kind in "iu")) and not value.ndim:
-        return int(value)
-    return value
+def _as_tensor(value: Any) -> Any:
+    """An array of numbers as a tensor that equals others where it does; texts and the like stay as they are."""
+    wide = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64, "c": np.complex128}
+    kind = wide.get(value.dtype.kind) if isinstance(value, np.ndarray) else None
+    return value if kind is None else torch.from_numpy(np.array(value, kind, order="C"))
 
 
 def _rows(one: Any, two: Any) -> Likeness:

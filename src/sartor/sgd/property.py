@@ -14,7 +14,7 @@ Without a loss (a loop of one's own), collated rows are compared.
 
 Guarantee: user code that lets a holder's gradient follow others' records, in the batches that were drawn and by more than the precision's
     tolerance, is refused before that batch's step; a refusal names no record.
-Cost: in each tested batch five forward and backward passes, nine collations, and its records fetched once and sixteen of them five times
+Cost: in each tested batch five forward and backward passes, ten collations, and its records fetched once and sixteen of them five times
     more. Tested are `beforehand` up to `RECORDS` records, the first batch of two holders or more, and `DRAWN` at random over the run.
 Breaks if: a data set makes records of other people's rows (replay finds that, `sartor.audit`); something is fitted on the first records
     that it ever sees and never again; mixing is so rare that no draw sees it. Steps before the one that is refused stay charged.
@@ -145,7 +145,8 @@ class PropertyTest:
         for parameter, _ in gradients:
             parameter.grad = None
         try:
-            with forked(seed), self._engine.aside(), torch.enable_grad():
+            # whether records mix is no matter of precision, and half of it would hide what is small
+            with forked(seed), self._engine.aside(), torch.enable_grad(), torch.autocast("cpu", enabled=False):
                 yield seed
         finally:
             self._kept.put_back()
@@ -157,7 +158,9 @@ class PropertyTest:
     def _refuse_gradients(self, lot: Lot, few: Sequence[int]) -> None:
         """Make the four comparisons; memory is judged first, as it shows in the others too."""
         everybody, kept = range(len(lot.counts)), kept_of(few)
-        begun = self._pass(lot, everybody, kept, lot.whole, watch=True)
+        losses = self._losses(lot, everybody, lot.whole)
+        self._kept.refuse_changes()  # before gradients are formed, as a step does
+        begun = self._formed(lot, everybody, kept, losses)
         if lot.draws:
             refuse_exchanged_rows(lot, kept)
             self._refuse_padding(lot, few[1])
@@ -250,16 +253,20 @@ class PropertyTest:
         train: bool = True,
         silent: int | None = None,
         seed: int | None = None,
-        watch: bool = False,
     ) -> _Pass:
         """Take a batch of holders through model, loss and backward pass, for gradients of the chosen; the silent one is in no sum."""
+        return self._formed(lot, holders, chosen, self._losses(lot, holders, batch, train=train, silent=silent, seed=seed))
+
+    def _losses(
+        self, lot: Lot, holders: Sequence[int], batch: Any, *, train: bool = True, silent: int | None = None, seed: int | None = None
+    ) -> Tensor:
+        """The losses of a batch of holders, after their backward pass."""
         assert self._loss is not None
         for module, mode in self._modes:
             module.training = mode and train
         inputs, targets = pair(batch)
         counts = torch.tensor([lot.counts[holder] for holder in holders])
         clips = torch.tensor([0.0 if holder == silent else float(lot.clips[holder]) for holder in holders])
-        shares = None if lot.shares is None else lot.shares[list(holders)]
         reseed(lot.seed if seed is None else seed)
         self._engine.open(clips, Owners(counts) if int(counts.max()) > 1 else None)
         hooks = [unit.module.register_forward_hook(self._note) for unit in self._engine.units]
@@ -270,14 +277,14 @@ class PropertyTest:
         finally:
             for hook in hooks:
                 hook.remove()
-        if watch:
-            self._kept.refuse_changes()
-        ends = counts.cumsum(0).tolist()
+        return losses.detach()
+
+    def _formed(self, lot: Lot, holders: Sequence[int], chosen: Sequence[int], losses: Tensor) -> _Pass:
+        """Form the gradients of the chosen, and everybody's clipped sum."""
+        ends = np.cumsum([lot.counts[holder] for holder in holders])
         places = [holders.index(holder) for holder in chosen]
         found = self._engine.gradients_of([range(ends[place] - lot.counts[holders[place]], ends[place]) for place in places])
-        if shares is not None:
-            found = [{name: value * shares[place] for name, value in one.items()} for one, place in zip(found, places, strict=True)]
-        return _Pass(losses.detach(), found, self._engine.clipped_sums(1.0 if shares is None else shares))
+        return _Pass(losses, found, self._engine.clipped_sums(1.0 if lot.shares is None else lot.shares[list(holders)]))
 
     def _note(self, module: Any, inputs: Any, output: Any) -> None:
         kinds = (leaf.dtype for leaf in leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point())
@@ -307,7 +314,6 @@ class PropertyTest:
                 for parameter in self._engine.parameters.values():
                     shaken = 1 + by * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.copy_(parameter.double() * shaken)
-            torch.clear_autocast_cache()
             moved = max(moved, _distance(again(), two))
             self._kept.put_back()
         return math.isfinite(away) and away <= _KINKS * moved
