@@ -969,13 +969,47 @@ def test_a_step_inside_of_autocast_passes_the_self_check(kind):
     data = TensorDataset(x, torch.randint(0, 3, (40,)))
     budgets = sartor.Budgets.from_groups([(2.0, 40)], delta=1e-2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = sartor.make_private(model, optimizer, data, budgets, sartor.plan(budgets, steps=3, batch=20))
+    plan = sartor.plan(budgets, steps=3, batch=20)
+    model, optimizer, loader = sartor.make_private(model, optimizer, data, budgets, plan, reduction="sum")
     for inputs, targets in loader:
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
-            nn.functional.cross_entropy(model(inputs).float(), targets).backward()
+            nn.functional.cross_entropy(model(inputs).float(), targets, reduction="sum").backward()
             optimizer.step()
     assert optimizer.account().steps == 3
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_in_half_precision_a_drawn_holder_moves_nobody_elses_rounding(reduction):
+    """Of a mean loss it does, as it divides everybody's gradient by another number of people: such a step is refused."""
+    model = nn.Sequential(nn.Linear(4, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3))
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(1000, 4, generator=generator), torch.randint(0, 3, (1000,), generator=generator)
+    engine, sums = PerExample(model), []
+    for rows in (1000, 999):
+        with engine.batch(torch.ones(rows)):
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs = model(inputs[:rows])
+            functional.cross_entropy(outputs.float(), targets[:rows], reduction=reduction).backward()
+            first = engine.gradients_of([999])[0] if rows == 1000 else {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+            found = engine.clipped_sums(float(rows) if reduction == "mean" else 1.0)
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in first.values())) * (rows if reduction == "mean" else 1)
+        scale = (rows if reduction == "mean" else 1) * min(1.0, 1 / norm) if norm else 0.0
+        sums.append(torch.cat([(found[n].double() - scale * first[n].double()).flatten() for n in found]))
+    engine.detach()
+    moved = float((sums[0] - sums[1]).norm())
+    assert moved > 5e-3 if reduction == "mean" else moved < 1e-3
+    model, optimizer, loader = private(reduction=reduction)
+    batch, labels = next(iter(loader))
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(batch)
+    functional.cross_entropy(outputs.float(), labels, reduction=reduction).backward()
+    if reduction == "sum":
+        optimizer.step()
+        return
+    with refused("in half precision a mean loss"):
+        optimizer.step()
+    assert optimizer.account().steps == 0
 
 
 def test_a_scheduler_follows_steps_however_many_pieces_a_batch_has():

@@ -230,6 +230,11 @@ class Run:
             raise OutOfTurn(
                 "no backward pass through the private model was seen for this batch; call loss.backward() before optimizer.step()."
             )
+        if self.reduction == "mean" and self.engine.is_coarse:
+            raise SartorError(
+                "in half precision a mean loss rounds everybody's gradient by the size of the batch, which one person moves: sum the loss, "
+                'and give make_private reduction="sum".'
+            )
         self.refuse_changes()
         sums, unfinished = self._summed(piece)
         if self._check is not None and self._check.passed():

@@ -379,6 +379,11 @@ class PerExample:
         return {name: unused[name] if name in unused else found[name] for name in self.parameters}
 
     @property
+    def is_coarse(self) -> bool:
+        """Whether a layer put out half precision in the open batch."""
+        return any(out.dtype.itemsize < 4 for calls in self._noted.values() for call in calls for out in call.outputs)
+
+    @property
     def has_gradients(self) -> bool:
         """Whether a backward pass through the model was seen since the batch was opened."""
         return any(call.gradients for calls in self._noted.values() for call in calls)
