@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from sartor.budgets import Budgets
-from sartor.errors import Exhausted, SartorError
+from sartor.errors import SartorError
 from sartor.individual.readings import Reading
 from sartor.ownership import Ownership
 from sartor.sgd.check import Kept
@@ -76,7 +76,7 @@ class PrivateLoader:
 
     def __iter__(self) -> Iterator[Any]:
         if not len(self) and not self._is_taken_up:
-            raise Exhausted(f"this run ended after its step {self.run.steps}: no further batch can be drawn from it.")
+            raise self.run.exhausted()
         return self._batches()
 
     @property
