@@ -75,14 +75,9 @@ class PrivateLoader:
         return self.run.left
 
     def __iter__(self) -> Iterator[Any]:
-        if not len(self) and not self._is_taken_up:
+        if not len(self) and not (self._keeper is not None and self._keeper.is_taken_up):  # of what was kept there may be no rest
             raise self.run.exhausted()
         return self._batches()
-
-    @property
-    def _is_taken_up(self) -> bool:
-        """Whether this is the rest of a run that was kept, of which there may be none."""
-        return self._keeper is not None and self._keeper.is_taken_up
 
     def __enter__(self) -> Self:
         self._signals.enter_context(as_ctrl_c())
