@@ -26,10 +26,11 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import sartor
+from sartor.baselines import fit_published
 from sartor.data import load
 from sartor.models import build
 from sartor.plans.published import published
-from sartor.sgd import fit_members, fit_published
+from sartor.sgd import fit_members
 
 DELTA, STEPS, BATCH, CLIP, ROUNDS, LR = 1e-5, 9_375, 64, 1.0, 10, 0.1
 MEMBERS = 2  # models of AdaPDP: the paper's Table 2 has 1.92 times the parameters of one, on average

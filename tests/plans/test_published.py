@@ -11,11 +11,11 @@ from torch.utils.data import TensorDataset
 import sartor
 from sartor.accounting import SampledGaussian, coins, noise_for
 from sartor.accounting import rounds as quick
+from sartor.baselines import fit_published
+from sartor.baselines import published as training
 from sartor.errors import SartorError
 from sartor.federated.plan import FederatedPlan
 from sartor.plans.published import Published, published
-from sartor.sgd import fit_published
-from sartor.sgd import published as training
 from sartor_testing import rounds_reference as reference
 
 BUDGETS = sartor.Budgets.from_groups([(0.5, 60), (0.8, 40), (1.0, 50)], delta=1e-5)

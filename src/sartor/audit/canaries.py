@@ -315,7 +315,9 @@ def canary_attack(
         model = make_model()
         inner = make(optimizer, [p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
         with begun_anew():  # of a plan of several models as well: the sums that canaries are scored by follow draws, not models
-            model, stepper, loader = make_private(model, inner, dataset, budgets, plan, loss=tracked, seed=seed, **settings)
+            model, stepper, loader = make_private(
+                model, inner, dataset, budgets, plan, loss=measure if loop is None else tracked, seed=seed, **settings
+            )
         try:
             planted = Planted(loader, budgets, Flock.of(group, loader.run.engine.model, seed))
             model.train()

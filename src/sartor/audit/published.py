@@ -1,7 +1,7 @@
 """Canaries in the published form of PDP-SGD, whose guarantee does not hold: what an attack finds of that.
 
 Who is in a round follows from coins that are tossed for everybody (`plans.published`), so canaries are holders when the form is made; what
-real holders have is then planned with them. Each round is a run of its own, as in `sgd.published`, with those canaries in it that were
+real holders have is then planned with them. Each round is a run of its own, as in `sartor.baselines`, with those canaries in it that were
 drawn.
 """
 

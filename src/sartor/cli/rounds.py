@@ -65,8 +65,8 @@ def train_published(
     data: Data, people: Budgets, recipe: usual.Recipe, model: nn.Module, options: dict[str, Any], seed: int | None, *, json: bool
 ) -> None:
     """Train by the published form, and say what it promises and what it really spends."""
+    from sartor.baselines import fit_published
     from sartor.plans.published import published
-    from sartor.sgd import fit_published
 
     if data.ownership is not None:
         raise SartorError("the published form knows no holders with several records.")

@@ -14,7 +14,7 @@ search while they should stop, and let the smallest budget become 0 after a draw
 from who was drawn. `really_spends` holds them fixed, so even of a single round it does not count what they tell of a coin: whoever reads
 how many were drawn, or the noise that follows from it, and knows the others' coins, knows the last. So neither is shown unless asked for.
 
-This is no `Plan`: nothing else in the library trains by it (`sgd.published` does, for comparison).
+This is no `Plan`: nothing else in the library trains by it (`sartor.baselines` does, for comparison).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ROUNDS = 10
 """How many there are unless said, as the paper has at most in its experiments; fewer, where budgets are used up before."""
 REFUSED = (
     "this is the published form of PDP-SGD, whose guarantee does not hold, so it is never trained as a plan: make one by "
-    'sartor.plan(budgets, "rounds", ...), or compare by sartor.sgd.fit_published.'
+    'sartor.plan(budgets, "rounds", ...), or compare by sartor.baselines.fit_published.'
 )
 HELD_FIXED = ("thresholds", "rates", "noise", "weights")
 """What follows from who was drawn, and what that tells of a coin is not counted in `really_spends`."""

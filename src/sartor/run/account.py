@@ -125,4 +125,5 @@ class RunAccount:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"RunAccount({self.steps} of {self.plan.steps} steps{', seeded' if self.seeded else ''})"
+        lost = f", {self.lost} lost" if self.lost else ""
+        return f"RunAccount({self.steps} of {self.plan.steps} steps{lost}{', seeded' if self.seeded else ''})"

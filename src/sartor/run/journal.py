@@ -38,7 +38,9 @@ _ABOUT = (
 )
 _CHECKPOINT = re.compile(r"\d{8}\.safetensors")
 _OURS = re.compile(r"\d{8}\.safetensors|\.(journal\.json|\d{8}\.safetensors)\.[0-9a-f]+")
-_TAKEN = "{} is in use by another run, here or in another process: wait for it, stop it, or close its loader."
+_TAKEN = "{} is in use by another run, here or in another process: wait for it, or stop it."
+_DAMAGED = "the {} in {} is damaged, and a copy put back would spend twice: start a new run with the remaining budget."
+_LOST = "the journal in {} is missing, so nobody knows what was spent: count its whole plan as spent, and choose another folder."
 _BEGUN = (
     "{} holds a run already: continue it (resume=True) or choose another folder; a second run would spend the same people's budgets again."
 )
@@ -114,7 +116,8 @@ class Journal:
         """
         root = Path(folder)
         if not exists(root):
-            raise SartorError(f"{root} holds no checkpoint to resume from.")
+            refuse_lost(root)
+            raise SartorError(f"{root} holds no checkpoint to resume from: leave out resume=True to begin a run there.")
         close_folder(root)
         journal = cls(root, _locked(root))
         try:
@@ -129,7 +132,7 @@ class Journal:
         written = read_private(self.folder / _JOURNAL)
         found = _opened(written)
         if found is None:
-            raise SartorError(f"the journal in {self.folder} is damaged: restore an intact copy, or start a new run.")
+            raise SartorError(_DAMAGED.format("journal", self.folder))
         self.entry, self._number, self._file, self._digest = found
         newest = max((int(path.stem) for path in _checkpoints(self.folder)), default=0)
         if newest > self._number + 1 or not os.path.lexists(self.folder / self._file):
@@ -148,7 +151,7 @@ class Journal:
         """The checkpoint that stands."""
         found = read_private(self.folder / self._file)
         if digest([found]) != self._digest:
-            raise SartorError(f"the checkpoint in {self.folder} is damaged: restore an intact copy, or start a new run.")
+            raise SartorError(_DAMAGED.format("checkpoint", self.folder))
         return found
 
     def write(self, entry: Entry, checkpoint: bytes | None = None) -> None:
@@ -250,8 +253,15 @@ def is_begun(folder: str | os.PathLike[str]) -> bool:
     return found is None or found[0].charged > 0
 
 
+def refuse_lost(root: Path) -> None:
+    """Refuse a folder that has checkpoints and no journal."""
+    if root.is_dir() and _checkpoints(root) and not os.path.lexists(root / _JOURNAL):
+        raise SartorError(_LOST.format(root))
+
+
 def refuse_begun(folder: str | os.PathLike[str]) -> None:
     """Refuse to begin a run where another one began."""
+    refuse_lost(Path(folder))
     if is_begun(folder):
         raise SartorError(_BEGUN.format(os.fspath(folder)))
 

@@ -9,7 +9,6 @@ from sartor.sgd.members import Average, fit_members
 from sartor.sgd.optimizer import PrivateOptimizer
 from sartor.sgd.options import Checkpoints, Evaluation, Execution, Tracking
 from sartor.sgd.private import make_private, unwrap
-from sartor.sgd.published import PublishedResult, fit_published
 from sartor.sgd.run import NotFinite, OutOfTurn
 from sartor.sgd.training import Progress, Result, Sensitive, evaluate, fit
 
@@ -26,7 +25,6 @@ __all__ = [
     "PrivateLoader",
     "PrivateOptimizer",
     "Progress",
-    "PublishedResult",
     "Result",
     "RunAccount",
     "Sensitive",
@@ -35,7 +33,6 @@ __all__ = [
     "evaluate",
     "fit",
     "fit_members",
-    "fit_published",
     "make_private",
     "unwrap",
 ]

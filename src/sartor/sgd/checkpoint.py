@@ -212,7 +212,9 @@ class Keeper:
             draws.stretches.restore(state["tracked"], _under("tracked/", tensors))
         lost = entry.lost + entry.charged - int(state["step"])
         self.found = _unplain(state["public"])
-        run.go_on_at(entry.charged, lost=lost, name=state["name"], seeded=entry.seeded, counted=state["counted"])
+        run.go_on_at(
+            entry.charged, lost=lost, name=state["name"], seeded=entry.seeded or (run.seeded and not entry.over), counted=state["counted"]
+        )
         if entry.over:
             run.stop()
             self.let_go()
@@ -220,8 +222,8 @@ class Keeper:
         restarts = entry.restarts + (not entry.orderly)
         if restarts > self._asked.restarts:
             raise SartorError(
-                f"this run was taken up {entry.restarts} times after crashes, and each may tell something of the data: find out why, then "
-                "allow more with restarts=."
+                f"this run crashed more often than restarts={self._asked.restarts} allows, and each crash may tell something of the data: "
+                "find out why, then allow more."
             )
         self._fill_optimizer(state, _under("optimizer/", tensors))
         if state["round"] is not None and entry.charged < run.plan.steps:

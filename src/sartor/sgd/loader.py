@@ -8,6 +8,7 @@ one stand-in record with clip 0: it contributes nothing, and models and losses t
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -124,13 +125,14 @@ class PrivateLoader:
         >>> plan = sartor.plan(budgets, steps=3, batch=20)
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> model, optimizer, loader = sartor.make_private(model, optimizer, data, budgets, plan)
+        >>> loss = torch.nn.functional.cross_entropy
+        >>> model, optimizer, loader = sartor.make_private(model, optimizer, data, budgets, plan, loss=loss)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     kept = loader.checkpoint(folder)
         ...     with loader:
         ...         for x, y in loader:
         ...             optimizer.zero_grad()
-        ...             torch.nn.functional.cross_entropy(model(x), y).backward()
+        ...             loss(model(x), y).backward()
         ...             optimizer.step()
         >>> optimizer.account().charged
         3
@@ -145,10 +147,16 @@ class PrivateLoader:
     def close(self, *, over: bool = False, **public: Any) -> None:
         """Stop in order: no further step is taken here, and steps that were never drawn are given back.
 
+        While an error is handled nothing is given back, as by `let_go`: a crash may follow from what was drawn.
+
         Args:
             over: The run is over for good: nobody takes it up again.
             public: More to keep, as plain values.
         """
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception) and not isinstance(error, NotFinite):
+            self.let_go()
+            return
         self.run.abandon()
         if self._keeper is not None:
             self._keeper.close(over=over, **public)
@@ -162,6 +170,7 @@ class PrivateLoader:
 
     def _batches(self) -> Iterator[Any]:
         run, test, self._begun = self.run, self._test, True
+        run.stream.check_process()
         run.abandon()
         if test is not None and run.steps == run.drawn:  # before anything is charged or drawn
             test.beforehand(len(self.dataset), self.draws.ownership, run.plan.clip)  # type: ignore[arg-type]

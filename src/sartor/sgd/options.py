@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -62,11 +62,13 @@ class Checkpoints:
     restarts: int = 20
 
     def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | os.PathLike) or not os.fspath(self.folder):
+            raise SartorError(f"checkpoints go into a folder, not {self.folder!r}: give its path.")
         _check_positive(every=self.every)
-        if not 0 < self.seconds < math.inf:
-            raise SartorError(f"seconds must be above 0 and finite, not {self.seconds!r}.")
-        if self.restarts < 0:
-            raise SartorError(f"restarts must be 0 or more, not {self.restarts}.")
+        if not isinstance(self.seconds, Real) or not 0 < self.seconds < math.inf:
+            raise SartorError(f"seconds must be a number above 0 and finite, not {self.seconds!r}.")
+        if not isinstance(self.restarts, Integral) or isinstance(self.restarts, bool) or self.restarts < 0:
+            raise SartorError(f"restarts must be a whole number of 0 or more, not {self.restarts!r}.")
 
 
 @dataclass(frozen=True)
@@ -112,5 +114,5 @@ class Execution:
 
 def _check_positive(**values: int | None) -> None:
     for name, value in values.items():
-        if value is not None and value < 1:
-            raise SartorError(f"{name} must be 1 or more, not {value}.")
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
+            raise SartorError(f"{name} must be a whole number of 1 or more, not {value!r}.")

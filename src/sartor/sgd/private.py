@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from sartor.plans.published import REFUSED, Published
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream
 from sartor.run.witness import Ahead, Source, witness_of
-from sartor.sgd.check import Kept
+from sartor.sgd.check import Kept, Unchecked
 from sartor.sgd.gradients import Kernels, PerExample
 from sartor.sgd.loader import PrivateLoader, check_dataset
 from sartor.sgd.loss import Loss
@@ -61,10 +62,11 @@ def make_private(
     `dataset` holds one record for each budget, in their order; or `ownership` says whose each record is, and the gradient of all that a
     holder lends to a step is clipped as one. `reduction` says how the loss reduces over a batch ("mean" or "sum").
     `max_physical_batch` cuts batches to what fits into memory ("auto" finds out); `noise_draws` of 4, say, defends against attacks on the
-    low bits of noise. Where norms are tracked, by a plan with a filter or for readings (`tracking`), `loss` is needed, from outputs and
-    targets to one number per example; `loader.reading()` is what gradients have cost. `seed` is for tests: a seeded run is not private,
-    and its account says so. `check` compares the first step with a naive loop, and now and then records with themselves alone; it is worth
-    its milliseconds. `loader.checkpoint(folder)` keeps the run, to go on after a stop.
+    low bits of noise. `loss` is that of the loop, from outputs and targets to one number per example:
+    with it mixing of people is tested, and it is needed where norms are tracked, by a plan with a filter or for readings (`tracking`);
+    `loader.reading()` is what gradients have cost. `seed` is for tests: a seeded run is not private,
+    and its account says so. `check` compares the first step with a naive loop, and tests in some batches that no record moves anybody else's
+    gradient (`sartor.sgd.property`); it is worth its milliseconds. `loader.checkpoint(folder)` keeps the run, to go on after a stop.
 
     Guarantee, proof and limits: see `sartor.sgd.run`.
 
@@ -74,10 +76,11 @@ def make_private(
     >>> plan = sartor.plan(budgets, steps=3, batch=20)
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> model, optimizer, loader = sartor.make_private(model, optimizer, data, budgets, plan)
+    >>> loss = torch.nn.functional.cross_entropy
+    >>> model, optimizer, loader = sartor.make_private(model, optimizer, data, budgets, plan, loss=loss)
     >>> for x, y in loader:
     ...     optimizer.zero_grad()
-    ...     torch.nn.functional.cross_entropy(model(x), y).backward()
+    ...     loss(model(x), y).backward()
     ...     optimizer.step()
     >>> optimizer.account()
     RunAccount(3 of 3 steps)
@@ -120,6 +123,9 @@ def make_private(
     if witness is not None:
         witness.reads(Source(dataset, collate, ownership, model, Ahead(sampler.draw, run.noise_of)))
     draws = Draws(plan, sampler, source, ownership, size, witness=witness)
+    if check and loss is None:
+        sentence = "the loss of your loop is not seen: give make_private the same one (loss=), so that mixing of people is tested."
+        warnings.warn(sentence, Unchecked, stacklevel=2)
     private = PrivateOptimizer(optimizer, run)
     measure = loss if loss is None or isinstance(loss, Loss) else Loss(loss)
     loader = PrivateLoader(

@@ -161,6 +161,10 @@ class PropertyTest:
         losses = self._losses(lot, everybody, lot.whole)
         self._kept.refuse_changes()  # before gradients are formed, as a step does
         begun = self._formed(lot, everybody, kept, losses)
+        if not bool(begun.losses.isfinite().any()):
+            raise SartorError(
+                "the loss is finite for none of the records that were tried, so nothing would be learned: look at the first loss."
+            )
         if lot.draws:
             refuse_exchanged_rows(lot, kept)
             self._refuse_padding(lot, few[1])

@@ -115,7 +115,7 @@ class Run:
         """
         if self._steps or self._piece is not None or not 0 <= lost <= step <= self.plan.steps:
             raise OutOfTurn("take up a kept run first (resume=True), before an optimizer's state is loaded or a step is taken.")
-        self._steps, self._lost, self._seeded = step, lost, self._seeded or seeded
+        self._steps, self._lost, self._seeded = step, lost, seeded
         self.name, self.counted = name, dict(counted)
         self.drawn = self.charged = step
 
@@ -179,8 +179,8 @@ class Run:
         """End the run at a step that made no finite model, and give what to raise."""
         self._ended = True
         return NotFinite(
-            f"the model is no longer finite after step {self._steps} of {self.plan.steps}, so the run ends. The steps taken stay charged: "
-            "start a new run with a smaller learning rate and the remaining budget.",
+            f"the model is no longer finite after step {self._steps} of {self.plan.steps}, so the run ends, and its steps stay charged: "
+            "start a new run with a smaller learning rate.",
             self.account(),
         )
 
@@ -217,7 +217,10 @@ class Run:
     def exhausted(self) -> Exhausted:
         """Give what to raise where no step is left."""
         done = self._steps == self.plan.steps
-        return Exhausted(f"the plan's {self._steps} steps are done." if done else f"this run ended after its step {self._steps}.")
+        all_at_once = "the loader hands out all of them at once, so drop a loop over epochs."
+        return Exhausted(
+            f"the plan's {self._steps} steps are done: {all_at_once}" if done else f"this run ended after its step {self._steps}."
+        )
 
     def refuse_changes(self) -> None:
         """Whether the forward pass changed a parameter or buffer."""

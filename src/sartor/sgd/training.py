@@ -124,6 +124,10 @@ def fit(
     if not isinstance(budgets, Budgets) or not isinstance(plan, Plan):
         raise SartorError("fit takes model, dataset, budgets and plan, in this order: sartor.Budgets, and what sartor.plan makes of them.")
     checks, how, start = evaluation or Evaluation(), execution or Execution(), time.perf_counter()
+    given = {"evaluation": (checks, Evaluation), "execution": (how, Execution), "checkpoints": (checkpoints, Checkpoints | None)}
+    for name, (value, kind) in given.items():
+        if not isinstance(value, kind):
+            raise SartorError(f"{name}= takes a sartor.{name.capitalize()}, not {value!r:.40}.")
     if checkpoints is not None and not checkpoints.resume:
         refuse_begun(checkpoints.folder)
     refuse_protected(checks.public, dataset, budgets, ownership)
