@@ -65,8 +65,9 @@ def make_private(
     low bits of noise. `loss` is that of the loop, from outputs and targets to one number per example:
     with it mixing of people is tested, and it is needed where norms are tracked, by a plan with a filter or for readings (`tracking`);
     `loader.reading()` is what gradients have cost. `seed` is for tests: a seeded run is not private,
-    and its account says so. `check` compares the first step with a naive loop, and tests in some batches that no record moves anybody else's
-    gradient (`sartor.sgd.property`); it is worth its milliseconds. `loader.checkpoint(folder)` keeps the run, to go on after a stop.
+    and its account says so. `check`
+    compares the first step with a naive loop, and tests in some batches that no record moves anybody else's gradient
+    (`sartor.sgd.property`); it is worth its milliseconds. `loader.checkpoint(folder)` keeps the run, to go on after a stop.
 
     Guarantee, proof and limits: see `sartor.sgd.run`.
 
