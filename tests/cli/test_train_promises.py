@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from sartor.models.tables import Logistic
+from sartor.models.registry import Logistic
 from sartor.report.folder import RunFolder
 
 FAST = ("--accountant", "rdp", "--steps", "6")

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor import confidential
-from sartor.audit.bounds import threshold_bound
-from sartor.audit.one_run import one_run_bound_of
+from sartor.audit.bounds import one_run_bound_of, threshold_bound
 from sartor.audit.scores import Roc, Scores, auc, roc, tpr_at
 from sartor.audit.sensitive import check_said
 from sartor.confidential import Shown

@@ -28,13 +28,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from sartor import __version__
-from sartor.audit.fingerprint import digest
 from sartor.audit.scores import Scores
 from sartor.audit.shadow_folder import Arrays, ShadowFolder
-from sartor.audit.shadow_tasks import Task, of_population, parallel
-from sartor.audit.shadow_training import Learning, Mask, Material
-from sartor.audit.shown import seeded
-from sartor.audit.signals import Array, batches, check_name
+from sartor.audit.shadow_training import Array, Learning, Mask, Material, Task, batches, check_name, of_population, parallel
+from sartor.audit.shown import digest, seeded
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.immutable import immutable

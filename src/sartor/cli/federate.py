@@ -23,8 +23,7 @@ import typer
 
 from sartor import confidential
 from sartor.cli.federate_settings import FederateSettings
-from sartor.cli.options import flat
-from sartor.cli.output import print_json, show, working
+from sartor.cli.output import flat, print_json, show, working
 from sartor.errors import Infeasible, SartorError
 from sartor.run.files import write_private, write_public
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import sartor
-from sartor.cli.options import flat
-from sartor.cli.output import print_json, say, show, working
+from sartor.cli.output import flat, print_json, say, show, working
 from sartor.cli.rounds import check_form, train_published
 from sartor.cli.train_job import Job, material, prepared
 from sartor.cli.train_settings import TrainSettings

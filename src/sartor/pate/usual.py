@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sartor.errors import SartorError
-from sartor.pate.aggregators import Confident, GNMax
+from sartor.pate.plan import Confident, GNMax
 
 MODELS = ("network", "forest", "neighbour")
 
