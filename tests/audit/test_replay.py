@@ -30,8 +30,7 @@ from sartor.audit.replay_votes import _tests_are_alike as thought_alike
 from sartor.audit.shown import Shown, compared
 from sartor.errors import SartorError
 from sartor.federated import AdaptiveClip
-from sartor.federated.rounds import Round
-from sartor.federated.server import ServerOptimizer
+from sartor.federated.rounds import Round, ServerOptimizer
 from sartor.pate.voting import Voting
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream

@@ -2,7 +2,7 @@
 
 Scores come in, bounds go out: `Scores` of any attack, what they say by themselves (`roc`, `auc`, `tpr_at`, `best_accuracy`, `bootstrap`),
 and what they refute (`threshold_bound`, `one_run_bound_of`, `f_dp_bound_of`, `gaussian_bound`). `findings` puts them beside a plan's
-promises. Attacks have modules of their own: `canaries`, `lira`, `rmia`, `losses` (with `shadows`), `votes` for PATE and `clients` for
+promises. Attacks have modules of their own: `canaries`, `lira` and `rmia` (with `shadows`), `votes` for PATE and `clients` for
 federated learning. `replay` runs a mechanism again without one holder.
 
 All of it is about the training records themselves, and is sensitive where they are.

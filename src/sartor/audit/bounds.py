@@ -10,11 +10,10 @@ whoever makes several (groups, attacks) divides 1 - confidence among them first.
 
 Breaks if: scores of different members are dependent, as those of records of one holder are; the attack was chosen on the same scores.
 
-Lower confidence bounds on epsilon from one run with many canaries, each included by its own fair coin.
-
-The auditor looks at the outcome and says of some canaries that they were in and of others that they were not, as surely as it can, and of
-the rest nothing. `one_run_bound` refutes (epsilon, delta)-DP whatever the mechanism is. `f_dp_bound` refutes the trade-off curves of
-Gaussian mechanisms, and so a claim that was made for one: of another mechanism it says nothing about (epsilon, delta)-DP.
+Other bounds are from one run with many canaries, each included by its own fair coin. The auditor looks at the outcome and says of some
+canaries that they were in and of others that they were not, as surely as it can, and of the rest nothing. `one_run_bound` refutes (epsilon,
+delta)-DP whatever the mechanism is. `f_dp_bound` refutes the trade-off curves of Gaussian mechanisms, and so a claim that was made for one:
+of another mechanism it says nothing about (epsilon, delta)-DP.
 
 Breaks if: canaries were in by anything but independent fair coins, such as exactly half of them; the number of guesses was chosen by how
 many were right. Guesses that are wrong more often than right give 0.

@@ -10,11 +10,10 @@ Scores of several models share shadow models, and those of one model share the m
 that is true. Under no influence at all, scores of those in and out have the same distribution exactly: the model's pair, whose coins tell
 who is in, is left out of the fits.
 
-The loss-threshold attack (Sablayrolles et al. 2019; individual accounting, appendix D): who has a small loss took part.
-
-It needs no shadow models to be carried out: any signal that falls as the loss grows is a score. What it achieves is told as the appendix
-does: a threshold is chosen on one half of the scores and its success counted on the other, so that no threshold is praised for the noise
-that it was chosen by.
+The loss-threshold attack (Sablayrolles et al. 2019; individual accounting, appendix D) says that who has a small loss took part. It needs
+no shadow models to be carried out: any signal that falls as the loss grows is a score. What it achieves is told as the appendix does: a
+threshold is chosen on one half of the scores and its success counted on the other, so that no threshold is praised for the noise that it
+was chosen by.
 """
 
 from __future__ import annotations

@@ -20,8 +20,6 @@ Breaks if: what trains reads the holder's records, or remembers them, elsewhere 
     record of several people's inside (`without`); what it shows is never the same twice; it draws random numbers by generators that it
     makes itself. Those who train are honest and may err: nobody's memory is searched. A run that passes is consistent with its plan on
     these data and holders, as far as it was looked at (`most_steps`); only the proof says it of all.
-
-A run that was looked at once, and can be again: with a holder zeroed, or, to see what differs by itself, with nobody.
 """
 
 from __future__ import annotations

@@ -7,12 +7,10 @@ noisy alone, and everything else is the same: which queries are asked, weights, 
 
 Breaks if: counts are told elsewhere than to the witness of the voting.
 
-Replay of an ensemble: teachers are taught again without one holder, and the voting is replayed with that holder's teachers turned.
-
-PATE rests on it that a holder reaches the teachers that the partition gives them, and no other. So teachers are taught twice, from the same
-seed: on the data, and with other people's records in the holder's places. Votes of teachers without a record of the holder must be the
-same, and no more teachers may have one than the plan says. Then those teachers vote for another class in every query, which is the most
-that a record can do, and the voting is judged as in `replay_votes`.
+For a whole ensemble teachers are taught again without one holder before that. PATE rests on it that a holder reaches the teachers that the
+partition gives them, and no other. So teachers are taught twice, from the same seed: on the data, and with other people's records in the
+holder's places. Votes of teachers without a record of the holder must be the same, and no more teachers may have one than the plan says.
+Then those teachers vote for another class in every query, which is the most that a record can do, and the voting is judged as above.
 
 Breaks if: teachers read records from elsewhere than the data set that they are given; they are not repeatable under their seed.
 """

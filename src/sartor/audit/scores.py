@@ -1,15 +1,14 @@
 """Membership scores of one group, and what they say by themselves: ROC curve, AUC, TPR at low FPR, best accuracy, bootstrap intervals.
 
 A score says how much a member looks like somebody who took part. Whatever is computed here describes one attack on one sample; a statement
-about epsilon that holds with a stated confidence comes from `sartor.audit.bounds` and `sartor.audit.bounds`.
+about epsilon that holds with a stated confidence comes from `sartor.audit.bounds`.
 
 Scores follow from private data and are sensitive: their repr shows how many there are and nothing else.
 
-Whether an attack does better on one group than on another, from figures of their members or of several target models.
-
-Both tests are one-sided: a small p says that the first group's figures are higher than chance explains. Welch's t is for many figures, or
-for normal ones; the permutation test is exact if the two groups' figures are exchangeable where the attack does equally well, however few
-they are, and close to it for many figures of different spread, as it compares Welch's t (Janssen 1997).
+Two tests say whether an attack does better on one group than on another, from figures of their members or of several target models. Both
+are one-sided: a small p says that the first group's figures are higher than chance explains. Welch's t is for many figures, or for normal
+ones; the permutation test is exact if the two groups' figures are exchangeable where the attack does equally well, however few they are,
+and close to it for many figures of different spread, as it compares Welch's t (Janssen 1997).
 
 Breaks if: figures are dependent, such as those of one target model counted as if each came from another.
 """

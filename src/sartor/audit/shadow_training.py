@@ -7,19 +7,16 @@ Proof that they follow the plan: coins come from the plan's own sampler and nois
     out of the draw; sums are divided by the plan's batch. Tests compare with a naive loop and with `sartor.fit`.
 Breaks if: `make_model` returns models that share parameters.
 
-Shadow models in other processes, and what comes back of them: every signal of every target and of every record of the population.
-
-joblib spreads tasks over processes; within `joblib.parallel_config("ray")`, after `ray.util.joblib.register_ray()`, over those of a
-cluster.
+Of models in other processes every signal of every target and of every record of the population comes back. joblib spreads tasks over
+processes; within `joblib.parallel_config("ray")`, after `ray.util.joblib.register_ray()`, over those of a cluster.
 
 Sensitive: records and signals go between processes through pipes, and, on a cluster, through its store of objects, which is the memory and
 the disks of its machines.
 
-What a model shows of a record's membership: one number for each record, higher where the model is surer of the record's own target.
-
-"log-odds" is log(p / (1 - p)) of the true class, which is close to Gaussian over models (Carlini et al. 2022); "logit" is the network's raw
-output at the true class, which the authors of IDP-SGD took; "loss" is the negative loss, for targets that are not classes. A holder with
-several records has the mean of theirs. Sensitive: signals are of private records, without noise.
+A signal is one number for each record, higher where the model is surer of the record's own target: "log-odds" is log(p / (1 - p)) of the
+true class, which is close to Gaussian over models (Carlini et al. 2022); "logit" is the network's raw output at the true class, which the
+authors of IDP-SGD took; "loss" is the negative loss, for targets that are not classes. A holder with several records has the mean of
+theirs. Sensitive: signals are of private records, without noise.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Guarantee: a piece that follows the holder in every run and nothing else is name
 Breaks if: it is written beneath Python's streams, as programs do that are started; by a logger's handler that is bound to a stream of its
     own; or to a file whose path is not returned.
 
-Values as pieces: the place of every part and a digest of what stands there, by which two runs are compared.
+A value's pieces are the place of every part and a digest of what stands there.
 
 Guarantee: values with the same pieces have the same numbers and texts in the same places.
 Breaks if: an object keeps what it is to itself; it then counts by its class, and a function by its name. Of a module its state, gradients

@@ -3,14 +3,11 @@
 A file of settings has the options of `sartor train`, or says `command = "pate"` or `command = "federate"` and has the options of that. A
 folder says by its files what it is of.
 
-Federated rounds as `sartor audit` looks at them: server and clients in this process, on the rows that the run dealt out.
+Federated rounds have server and clients in this process, on the rows that the run dealt out. Coins and noise are the audit's own. Of a run
+in a folder the plan, the clients and their budgets are those that it was begun with; a server may be at work there meanwhile.
 
-Coins and noise are the audit's own. Of a run in a folder the plan, the clients and their budgets are those that it was begun with; a server
-may be at work there meanwhile.
-
-An ensemble of PATE as `sartor audit` looks at it: from settings with its data and teachers, from its folder by plan and budgets alone.
-
-A folder keeps votes of real people, which a replay could only show to whoever asks; so votes are made up there. Its key is not used.
+An ensemble of PATE is made from settings with its data and teachers, from its folder by plan and budgets alone. A folder keeps votes of
+real people, which a replay could only show to whoever asks; so votes are made up there. Its key is not used.
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ from sartor.run.files import write_private, write_public
 
 if TYPE_CHECKING:
     from sartor.federated import FederatedPlan
-    from sartor.federated.enrolment import Enrolled
-    from sartor.federated.settings import StrategySettings
+    from sartor.federated.enrolment import Enrolled, StrategySettings
     from sartor.federated.task import Settings, Task
 
 _EVALUATIONS = 20

@@ -98,8 +98,7 @@ def _place(holder: str) -> int:
 
 
 def _release(run: str, asked: Asked, epsilon: float, json: bool) -> None:
-    from sartor.individual.deviations import deviations
-    from sartor.individual.release import even_bins
+    from sartor.individual.release import deviations, even_bins
     from sartor.individual.request import QUANTILES, Figures, Request
     from sartor.individual.reserve import Reserve
     from sartor.report.folder import RunFolder

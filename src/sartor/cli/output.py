@@ -1,8 +1,7 @@
 """What every command shares: reading lists and budgets, printing sentences, tables and JSON.
 
-Options as types: what a command was asked for is one frozen value, from the command line or a file of settings.
-
-The fields of the value are the options: their annotations hold the help, their defaults stand for what was not said.
+What a command was asked for is one frozen value, from the command line or a file of settings. The fields of the value are the options:
+their annotations hold the help, their defaults stand for what was not said.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from sartor.errors import SartorError
 from sartor.run.files import write_public
 
 if TYPE_CHECKING:
-    from sartor.individual.answers import Release
+    from sartor.individual.request import Release
     from sartor.report.folder import RunFolder
     from sartor.sgd import Checkpoints, Result
 

@@ -1,7 +1,4 @@
-"""What training takes, read and planned: the settings, the data, the budgets, the plan and a new model. `train` and `audit` share it.
-
-The data that `sartor train` was asked to train on, when a run begins and when it is read again.
-"""
+"""What training takes, read and planned: the settings, the data, the budgets, the plan and a new model. `train` and `audit` share it."""
 
 from __future__ import annotations
 

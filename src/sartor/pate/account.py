@@ -106,7 +106,7 @@ Bound = Literal["independent", "dependent"]
 class PateAccount:
     """What each group has spent. Under the data-dependent bound it is sensitive.
 
-    Arrays have one entry for each row (`rows`): `cost` as `costs` adds it up, `asked` the queries that its people took part in, `answered`
+    Arrays have one entry for each row (`rows`): `cost` as it adds up, `asked` the queries that its people took part in, `answered`
     those of them that got an answer.
     """
 
