@@ -39,7 +39,7 @@ _LATER = {
     "NetworkTeachers": "teachers",
     "labelling": "labelling",
     "teacher_network": "networks",
-    "train_student": "student",
+    "train_student": "teachers",
 }
 
 __all__ = [
