@@ -9,7 +9,8 @@ import pytest
 import sartor
 from sartor.accounting import Composition, Included, SampledGaussian
 from sartor.plans import Plan
-from sartor.plans.rounds import best, chosen, loss, wastes, weights
+from sartor.plans.rounds import chosen, weights
+from sartor.plans.thresholds import best, loss, wastes
 from sartor_testing import rounds_reference as reference
 from sartor_testing.amount import most_are_long
 
