@@ -31,9 +31,8 @@ from sartor.audit.canaries import canary_attack
 from sartor.audit.clients import client_attack
 from sartor.audit.findings import REPEATED, Findings, findings
 from sartor.audit.replay import Replayed, replay
-from sartor.audit.replay_ensemble import replay_ensemble
 from sartor.audit.replay_rounds import replay_rounds
-from sartor.audit.replay_votes import replay_votes
+from sartor.audit.replay_votes import replay_ensemble, replay_votes
 from sartor.audit.votes import vote_attack
 from sartor.data import load
 from sartor.models import build

@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sartor.audit.bounds import bound_at, gaussian_bound, threshold_bound
-from sartor.audit.one_run import f_dp_bound_of, one_run_bound_of
+from sartor.audit.bounds import bound_at, f_dp_bound_of, gaussian_bound, one_run_bound_of, threshold_bound
 from sartor.audit.scores import Scores
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

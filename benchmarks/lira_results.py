@@ -36,13 +36,11 @@ from torch.utils.data import TensorDataset
 
 import sartor
 from individual_tables import written
-from sartor.audit.lira import lira, offline_lira
-from sartor.audit.losses import losses, threshold_success
+from sartor.audit.lira import lira, losses, offline_lira, threshold_success
 from sartor.audit.rmia import rmia
-from sartor.audit.scores import Scores, auc, roc, tpr_at
+from sartor.audit.scores import Scores, auc, permutation, roc, tpr_at, welch
 from sartor.audit.shadow_training import Learning
 from sartor.audit.shadows import Shadows, train_shadows
-from sartor.audit.significance import permutation, welch
 from sartor.data import load
 from sartor.models import build
 from sartor.report import plots

@@ -30,8 +30,7 @@ from torch import nn
 
 from sartor.data import Data, load
 from sartor.pate import bounds
-from sartor.pate.augment import augmented
-from sartor.pate.networks import Training, drawing, predict, teacher_network, train
+from sartor.pate.networks import Training, augmented, drawing, predict, teacher_network, train
 from sartor.pate.teachers import NetworkTeachers, seed_of
 
 TEACHERS, QUERIES, SEED = 250, 9_000, 0

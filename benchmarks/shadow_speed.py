@@ -30,9 +30,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sartor
-from sartor.audit.shadow_training import Learning
+from sartor.audit.shadow_training import Learning, signals_of
 from sartor.audit.shadows import seed_of, train_shadows
-from sartor.audit.signals import signals_of
 from sartor.data import load
 from sartor.models import build
 

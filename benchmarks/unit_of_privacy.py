@@ -32,7 +32,7 @@ from torch.utils.data import TensorDataset
 
 import sartor
 from sartor.data import load, read_schema, read_table
-from sartor.data.writers import read_writers
+from sartor.data.images import read_writers
 from sartor.models import build
 from sartor.plans.persons import spent_by_person
 

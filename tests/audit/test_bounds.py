@@ -10,8 +10,7 @@ from scipy import stats
 
 from sartor import SartorError
 from sartor.accounting.gaussian import delta_of
-from sartor.audit.bounds import bound_at, gaussian_bound, highest_rate, threshold_bound
-from sartor.audit.one_run import one_run_bound_of
+from sartor.audit.bounds import bound_at, gaussian_bound, highest_rate, one_run_bound_of, threshold_bound
 from sartor.audit.scores import Scores
 from sartor_testing import amount, membership
 from sartor_testing.membership import KNOWN, gaussian, laplace, randomised_response, share_is_plausible, told_outright

@@ -18,11 +18,11 @@ from sartor.audit.canaries import Flock, canary_attack, extended, plant, spread,
 from sartor.audit.directions import Directions
 from sartor.audit.evidence import Evidence, expected_clips
 from sartor.audit.findings import AS_PLANNED, ONE_RUN
-from sartor.audit.published import published_attack
 from sartor.errors import SartorError
 from sartor.plans.published import published
 from sartor_testing import amount
 from sartor_testing.amount import most_are_long
+from sartor_testing.published_attack import published_attack
 
 DELTA = 1e-2
 HOLDERS = 100

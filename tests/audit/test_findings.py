@@ -11,10 +11,9 @@ import pytest
 import sartor
 from sartor import federated
 from sartor.audit.findings import AS_PLANNED, ONE_RUN, REPEATED, Kind, findings
-from sartor.audit.losses import threshold_success
+from sartor.audit.lira import threshold_success
 from sartor.audit.replay import Replayed
-from sartor.audit.scores import Scores
-from sartor.audit.significance import welch
+from sartor.audit.scores import Scores, welch
 from sartor.errors import SartorError
 from sartor.report import plots
 from sartor.report.audit import audit_page

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp, kstest, norm, rankdata
 
-from sartor.audit.lira import ENOUGH, lira, lira_on, offline_lira, offline_lira_on
-from sartor.audit.losses import losses, losses_on, threshold_success
+from sartor.audit.lira import ENOUGH, lira, lira_on, losses, losses_on, offline_lira, offline_lira_on, threshold_success
 from sartor.audit.rmia import offline_rmia, rmia, rmia_on
 from sartor.audit.scores import Scores
 from sartor.audit.shadows import Shadows, coins

@@ -8,7 +8,7 @@ from scipy import stats
 
 from sartor import SartorError
 from sartor.accounting.gaussian import epsilon_of, mu_for
-from sartor.audit.one_run import correct_guesses, f_dp_bound, f_dp_bound_of, one_run_bound, one_run_bound_of
+from sartor.audit.bounds import correct_guesses, f_dp_bound, f_dp_bound_of, one_run_bound, one_run_bound_of
 from sartor.audit.scores import Scores
 from sartor_testing import amount
 from sartor_testing.membership import KNOWN, by_coins, gaussian, randomised_response, share_is_plausible, told_outright

@@ -19,20 +19,18 @@ from torch.utils.data import Dataset, TensorDataset
 
 import sartor
 from sartor import federated, pate
-from sartor.audit import replay_ensemble as ensembles
+from sartor.audit import replay_votes as ensembles
 from sartor.audit.choice import chosen
 from sartor.audit.noise import DEVIATION
 from sartor.audit.replay import Replayed, replay, without
-from sartor.audit.replay_ensemble import replay_ensemble
 from sartor.audit.replay_rounds import replay_rounds
-from sartor.audit.replay_votes import Votings, replay_votes
+from sartor.audit.replay_votes import Votings, replay_ensemble, replay_votes
 from sartor.audit.replay_votes import _of_noise as of_noise
 from sartor.audit.replay_votes import _tests_are_alike as thought_alike
 from sartor.audit.shown import Shown, compared
 from sartor.errors import SartorError
 from sartor.federated import AdaptiveClip
-from sartor.federated.rounds import Round
-from sartor.federated.server import ServerOptimizer
+from sartor.federated.rounds import Round, ServerOptimizer
 from sartor.pate.voting import Voting
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream

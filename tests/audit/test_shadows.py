@@ -16,14 +16,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sartor
-from sartor.audit import shadow_tasks as tasks
+from sartor.audit import shadow_training as tasks
 from sartor.audit import shadows as making
 from sartor.audit.findings import findings
-from sartor.audit.losses import losses
+from sartor.audit.lira import losses
 from sartor.audit.shadow_folder import ShadowFolder
-from sartor.audit.shadow_training import Learning, train_alone
+from sartor.audit.shadow_training import NAMES, Learning, by_holder, of_outputs, signals_of, train_alone
 from sartor.audit.shadows import Shadows, coins, seed_of, train_shadows
-from sartor.audit.signals import NAMES, by_holder, of_outputs, signals_of
 from sartor.errors import SartorError
 from sartor.sgd.loss import Loss
 from sartor_testing.private_runs import HOLDERS, dropping, net, people, planned, records

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sartor import SartorError
-from sartor.audit.significance import permutation, welch
+from sartor.audit.scores import permutation, welch
 from sartor_testing import amount
 from sartor_testing.membership import share_is_plausible
 

@@ -13,9 +13,9 @@ from sartor.audit.bounds import threshold_bound
 from sartor.audit.votes import teachers_of, vote_attack
 from sartor.errors import SartorError
 from sartor.pate import voting
-from sartor.pate.aggregators import Confident, GNMax, Interactive
-from sartor.pate.costs import Accountant
+from sartor.pate.account import Accountant
 from sartor.pate.partition import partition
+from sartor.pate.plan import Confident, GNMax, Interactive
 from sartor.run.stream import Stream
 
 DELTA = 1e-2

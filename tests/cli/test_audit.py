@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import sartor
 from mutants import planted
 from sartor import federated, pate
-from sartor.audit import shadow_tasks, shadows
+from sartor.audit import shadow_training, shadows
 from sartor.audit.findings import AS_PLANNED, ONE_RUN, REPEATED
 from sartor.audit.shadows import Shadows, coins
 from sartor.cli import app, main
@@ -87,7 +87,7 @@ def test_shadow_models_are_trained_once_for_all_attacks_and_their_signals_kept_f
     found = {attack: run(config, "--attack", attack, "--shadows", 6, "--cache", cache, "--json") for attack in ("lira", "rmia", "loss")}
     assert all(json.loads(said)["attack"] == attack for attack, said in found.items())
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in cache.rglob("*") if path.is_file())
-    monkeypatch.setattr(shadow_tasks, "carried_out", lambda *_: pytest.fail("nothing is to be trained"))
+    monkeypatch.setattr(shadow_training, "carried_out", lambda *_: pytest.fail("nothing is to be trained"))
     for attack, said in found.items():
         assert run(config, "--attack", attack, "--shadows", 6, "--cache", cache, "--json") == said
 

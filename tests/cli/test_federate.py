@@ -19,8 +19,8 @@ from sartor.cli import federate as command
 from sartor.cli.federate import _conclusion, _keep, _of_run
 from sartor.cli.federate_settings import FederateSettings
 from sartor.errors import NoNoise, SartorError
+from sartor.federated.enrolment import StrategySettings
 from sartor.federated.ledger import Ledger
-from sartor.federated.settings import StrategySettings
 from sartor.federated.task import Settings, Task
 
 REFUSED = {

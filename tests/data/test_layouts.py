@@ -14,8 +14,8 @@ import torch
 
 from sartor import SartorError
 from sartor.data import available, load, words
+from sartor.data.dataset import held_out
 from sartor.data.names import ALPHABET
-from sartor.data.split import held_out
 
 
 def random_bytes(*shape):

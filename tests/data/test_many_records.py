@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from sartor import Budgets, InvalidBudget, Ownership, Policy, SartorError
 from sartor.data import Data, HeldOut, read_arrays, read_table
-from sartor.data.consent import refuse_copies
 from sartor.data.dataset import dataset
-from sartor.data.holders import refuse_trained
-from sartor.data.people import People
+from sartor.data.people import People, refuse_copies, refuse_trained
 
 KNOWN = {"bounds": {"age": (0, 100), "visit": (0, 100)}, "classes": ["no", "yes"]}
 POLICY = Policy({"strict": 1, "balanced": 2, "open": 3}, delta=1e-5)

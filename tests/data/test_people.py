@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import sartor
-from sartor.data.consent import refuse_budget_features, refuse_copies
-from sartor.data.holders import refuse_shared
+from sartor.data.people import refuse_budget_features, refuse_copies, refuse_shared
 from sartor.errors import SartorError
 
 

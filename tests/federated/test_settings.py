@@ -8,7 +8,7 @@ import pytest
 from sartor import Budgets, Policy, federated
 from sartor.errors import SartorError
 from sartor.federated import Limits
-from sartor.federated.settings import StrategySettings
+from sartor.federated.enrolment import StrategySettings
 
 FULL = StrategySettings(
     rounds=7,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sartor.data import load
-from sartor.data.writers import read_writers
+from sartor.data.images import read_writers
 from sartor.errors import SartorError
 from sartor.federated import splits
 

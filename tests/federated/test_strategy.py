@@ -177,7 +177,7 @@ def test_a_plan_that_was_made_before_is_the_one_that_runs(tmp_path, monkeypatch)
     settings = StrategySettings(rounds=2, per_round=4, min_clients=12, wait=0.5, accountant="rdp")
     made = settings.plan(Budgets(epsilons, delta=1e-3))
     grid = LocalGrid(clients(epsilons))
-    monkeypatch.setattr("sartor.federated.settings.plan", lambda *_, **__: pytest.fail("planned again"))
+    monkeypatch.setattr("sartor.federated.enrolment.plan", lambda *_, **__: pytest.fail("planned again"))
     strategy = PrivateFedAvg(str(tmp_path), settings, plan=made)
     strategy.begin(grid, record({"bias": np.zeros(1)}))
     with strategy.ledger as ledger:

@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 
 import sartor
 from sartor.errors import SartorError
-from sartor.individual.deviations import deviation_in_groups
 from sartor.individual.fare import Attribute, Fare, classes_of_holders, fare, places, released_fare, request_for, shared
 from sartor.individual.readings import Reading
+from sartor.individual.release import deviation_in_groups
 from sartor.individual.reserve import Reserve
 from sartor.run.stream import Stream
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from sartor.individual import queries
-from sartor.individual.queries import Query
+from sartor.individual import release
+from sartor.individual.release import Query
 
 Array = NDArray[np.float64]
 
@@ -51,7 +51,7 @@ def far(ask: Callable[[Generator, int], tuple[Query, Query]], cases: int = 400) 
 def test_the_sum_moves_by_at_most_the_cap() -> None:
     def ask(generator: Generator, holder: int) -> tuple[Query, Query]:
         account, _ = figures(generator)
-        return queries.total(account, CAP), queries.total(zeroed(holder, account)[0], CAP)
+        return release.total(account, CAP), release.total(zeroed(holder, account)[0], CAP)
 
     assert far(ask) == pytest.approx(1)
 
@@ -60,7 +60,7 @@ def test_the_sum_moves_by_at_most_the_cap() -> None:
 def test_counts_move_by_at_most_the_root_of_two(edges: Any) -> None:
     def ask(generator: Generator, holder: int) -> tuple[Query, Query]:
         account, _ = figures(generator)
-        return queries.counts(account, edges), queries.counts(zeroed(holder, account)[0], edges)
+        return release.counts(account, edges), release.counts(zeroed(holder, account)[0], edges)
 
     assert far(ask) == pytest.approx(1)
 
@@ -73,7 +73,7 @@ def test_sums_by_cell_move_by_at_most_the_root_of_the_columns(width: int, keeps:
         cell = generator.integers(-1, 4, HOLDERS)
         other = cell.copy()
         other[holder] = cell[holder] if keeps else -1
-        return queries.sums(columns, cell, 3), queries.sums(zeroed(holder, *columns), other, 3)
+        return release.sums(columns, cell, 3), release.sums(zeroed(holder, *columns), other, 3)
 
     assert far(ask) == pytest.approx(1)
 
@@ -81,7 +81,7 @@ def test_sums_by_cell_move_by_at_most_the_root_of_the_columns(width: int, keeps:
 def test_moments_move_by_at_most_the_root_of_a_half() -> None:
     def ask(generator: Generator, holder: int) -> tuple[Query, Query]:
         x, y = figures(generator)[1], figures(generator)[1]
-        return queries.moments(x, y), queries.moments(*zeroed(holder, x, y))
+        return release.moments(x, y), release.moments(*zeroed(holder, x, y))
 
     assert far(ask) == pytest.approx(1)
     side = np.linspace(0, 1, 1_001)
@@ -91,12 +91,12 @@ def test_moments_move_by_at_most_the_root_of_a_half() -> None:
 
 
 def test_counts_are_those_of_a_loop_and_an_edge_belongs_to_the_cell_below() -> None:
-    found = queries.counts(np.array([0.0, 0.5, 0.5, 0.7, 1.0, 2.0]), [0.5, 1.0]).values
+    found = release.counts(np.array([0.0, 0.5, 0.5, 0.7, 1.0, 2.0]), [0.5, 1.0]).values
     assert found.tolist() == [3, 2, 1]
 
 
 def test_sums_are_those_of_a_loop_and_who_has_no_cell_is_in_none() -> None:
-    found = queries.sums([np.array([1.0, 0.5, 0.25, 1.0]), np.ones(4)], np.array([1, -1, 1, 5]), 3)
+    found = release.sums([np.array([1.0, 0.5, 0.25, 1.0]), np.ones(4)], np.array([1, -1, 1, 5]), 3)
     assert found.values.tolist() == [[0, 1.25, 0], [0, 2, 0]]
 
 
@@ -104,10 +104,10 @@ def test_variances_and_covariance_come_back_from_the_moments() -> None:
     generator = np.random.default_rng(1)
     x = generator.random(1_000)
     y = np.clip(x + generator.normal(0, 0.1, 1_000), 0, 1)
-    found = queries.correlation(queries.moments(x, y).values / 1_000)
+    found = release.correlation(release.moments(x, y).values / 1_000)
     assert found == pytest.approx((x.var(), y.var(), np.mean(x * y) - x.mean() * y.mean()), rel=1e-9)
 
 
 def test_what_is_no_number_or_out_of_range_is_brought_into_it_without_a_word() -> None:
     given = [math.nan, math.inf, -math.inf, -1.0, 0.5, 1e308, 3.0]
-    assert queries.within(given, 3.0, 2.0).tolist() == [2.0, 3.0, 0.0, 0.0, 0.5, 3.0, 3.0]
+    assert release.within(given, 3.0, 2.0).tolist() == [2.0, 3.0, 0.0, 0.0, 0.5, 3.0, 3.0]

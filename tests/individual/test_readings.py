@@ -14,8 +14,7 @@ from sartor import Budgets, SartorError
 from sartor.accounting import rdp
 from sartor.budgets import spendable
 from sartor.individual import costs as costs_module
-from sartor.individual.costs import MOST_RATES, Costs
-from sartor.individual.levels import Levels
+from sartor.individual.costs import MOST_RATES, Costs, Levels
 from sartor.individual.readings import Reading, Readings
 from sartor.plans import Plan, Stage
 from sartor_testing.amount import examples, most_are_long

@@ -16,11 +16,9 @@ from scipy.stats import kstest, norm
 import sartor
 from sartor.accounting import gaussian
 from sartor.errors import SartorError
-from sartor.individual import queries, release
-from sartor.individual.answers import Release
-from sartor.individual.deviations import deviations
-from sartor.individual.release import Noise, cap_of, even_bins
-from sartor.individual.request import QUANTILES, Figures, Request
+from sartor.individual import release
+from sartor.individual.release import Noise, cap_of, deviations, even_bins
+from sartor.individual.request import QUANTILES, Figures, Release, Request
 from sartor.run import stream
 from sartor.run.stream import Stream
 
@@ -84,7 +82,7 @@ class Listening:
             self.deviations.append(deviation)
             return drawn(generator, size, deviation, draws)
 
-        def added(noise: Noise, query: queries.Query, *given: Any) -> Array:
+        def added(noise: Noise, query: release.Query, *given: Any) -> Array:
             found = right(noise, query, *given)
             self.values.append(query.values.copy())
             self.answers.append(found if answers is None else answers[len(self.answers)])
@@ -204,7 +202,7 @@ def test_noise_is_made_for_a_little_less_than_is_charged(monkeypatch: pytest.Mon
 
 def test_more_than_mu_is_not_given() -> None:
     noise = Noise(1.0, Stream(seed=1))
-    query = queries.total(np.ones(3), 1.0)
+    query = release.total(np.ones(3), 1.0)
     noise.added(query, 0.6, "one")
     with pytest.raises(SartorError, match="more than it is charged for"):
         noise.added(query, 0.6, "other")
@@ -498,7 +496,7 @@ def test_figures_that_do_not_fit_are_refused() -> None:
 def test_figures_and_queries_show_nothing_of_themselves() -> None:
     of = Figures(np.full(150, 0.12345))
     assert repr(of) == "Figures(150 holders)"
-    assert "0.12345" not in repr(queries.total(of.account, 3.0))
+    assert "0.12345" not in repr(release.total(of.account, 3.0))
 
 
 # --- noise and documents ---

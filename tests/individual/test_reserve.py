@@ -17,11 +17,10 @@ import pytest
 
 import sartor
 from sartor.errors import SartorError
-from sartor.individual import queries
+from sartor.individual import release
 from sartor.individual import reserve as room
-from sartor.individual.answers import Release
 from sartor.individual.release import MARGIN, Noise, released
-from sartor.individual.request import Figures, Request
+from sartor.individual.request import Figures, Release, Request
 from sartor.individual.reserve import Reserve, delta_for
 from sartor.run import charges
 from sartor.run.stream import Stream
@@ -324,7 +323,7 @@ def test_nothing_is_handed_out_where_the_folder_was_replaced_meanwhile(tmp_path:
 def test_nothing_is_released_with_the_noise_of_a_forked_process_nor_charged(tmp_path: Path) -> None:
     reserve, stream = Reserve.create(tmp_path / "reserve", PLAN), Stream()
     noise = Noise(1.0, stream)
-    query = queries.total(np.ones(3), 1.0)
+    query = release.total(np.ones(3), 1.0)
     for work in (
         lambda: reserve.release(ACCOUNTS, Request(), epsilon=0.1, stream=stream),
         lambda: released(PLAN, ACCOUNTS, Request(), epsilon=0.1, delta=1e-6, stream=stream),

@@ -12,7 +12,7 @@ from sartor.accounting import Filtered, filtered, losses, noise_for, pld, rdp, s
 from sartor.accounting import SampledGaussian as Steps
 from sartor.accounting.filtered import Choice, Table
 from sartor.errors import Infeasible, Overspent
-from sartor.plans import Plan, hybrid, scale, spreads
+from sartor.plans import Plan, hybrid, one_rate, spreads
 from sartor.plans.problem import Parameters
 from sartor_testing.adversaries import of_trees, response, trees
 from sartor_testing.plans import changed
@@ -105,8 +105,8 @@ def ADVERSARY():
 @mutant(SCALE, SCALE_PLD)
 def noise_solved_two_per_cent_too_low(patch):
     """The noise that a budget needs is found 2 % too low."""
-    right = scale.noise_for
-    patch.setattr(scale, "noise_for", lambda *values, **more: 0.98 * right(*values, **more))
+    right = one_rate.noise_for
+    patch.setattr(one_rate, "noise_for", lambda *values, **more: 0.98 * right(*values, **more))
 
 
 @mutant(SEARCH, quick=True)

@@ -14,7 +14,7 @@ from sartor.audit.canaries import canary_attack, together
 from sartor.audit.clients import client_attack
 from sartor.audit.findings import REPEATED, findings
 from sartor.audit.votes import vote_attack
-from sartor.pate.aggregators import Confident, GNMax
+from sartor.pate.plan import Confident, GNMax
 
 DELTA, HOLDERS, SEED = 1e-2, 100, 3
 MODEL = {"weight": np.zeros((32, 64), np.float32), "seen": np.array(3), "bias": np.zeros(64, np.float32)}

@@ -13,7 +13,7 @@ import sartor
 from mutants.machinery import catcher, mutant
 from sartor.accounting import gaussian
 from sartor.errors import Infeasible
-from sartor.individual import queries, release, reserve
+from sartor.individual import release, reserve
 from sartor.individual.release import Noise, released
 from sartor.individual.request import Figures, Request
 from sartor.individual.reserve import Reserve
@@ -34,7 +34,7 @@ def planned():
 def COUNTS():
     account = np.linspace(0.1, 3.0, 40)
     without = np.append(account[:-1], 0.0)
-    one, other = queries.counts(account, [0.5, 1.0, 2.5]), queries.counts(without, [0.5, 1.0, 2.5])
+    one, other = release.counts(account, [0.5, 1.0, 2.5]), release.counts(without, [0.5, 1.0, 2.5])
     return float(np.linalg.norm(one.values - other.values)) > one.sensitivity * (1 + 1e-12)
 
 
@@ -116,8 +116,8 @@ def AGAIN(plan):
 @mutant(COUNTS, quick=True)
 def quantile_sensitivity_halved(patch):
     """A holder who moves from one cell to another counts as half of that."""
-    right = queries.counts
-    patch.setattr(queries, "counts", lambda *given: queries.Query((q := right(*given)).values, q.sensitivity / 2))
+    right = release.counts
+    patch.setattr(release, "counts", lambda *given: release.Query((q := right(*given)).values, q.sensitivity / 2))
 
 
 @mutant(TOGETHER)

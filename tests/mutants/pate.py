@@ -14,9 +14,8 @@ from mutants import attacks, replays
 from mutants.machinery import Catcher, catcher, mutant
 from sartor.errors import SartorError
 from sartor.pate import folder, teachers, voting
-from sartor.pate.aggregators import Confident, GNMax
 from sartor.pate.build import plan
-from sartor.pate.plan import PatePlan
+from sartor.pate.plan import Confident, GNMax, PatePlan
 from sartor.run import charges, files
 from sartor.run.stream import Stream
 from sartor_testing import ensembles, kept_ensembles

@@ -15,8 +15,7 @@ import sartor
 from mutants.machinery import Catcher
 from sartor import pate
 from sartor.audit.replay import replay
-from sartor.audit.replay_ensemble import replay_ensemble
-from sartor.audit.replay_votes import replay_votes
+from sartor.audit.replay_votes import replay_ensemble, replay_votes
 from sartor.sgd.run import NotFinite
 from sartor_testing import many_records
 from sartor_testing import private_runs as runs

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from sartor.errors import SartorError
 from sartor.pate import voting
-from sartor.pate.aggregators import Confident, GNMax, Interactive
+from sartor.pate.account import Accountant
 from sartor.pate.build import plan
-from sartor.pate.costs import Accountant
 from sartor.pate.folder import EnsembleFolder
+from sartor.pate.plan import Confident, GNMax, Interactive
 from sartor.pate.variants import VARIANTS
 from sartor.pate.voting import DataDependent
 from sartor.run import files

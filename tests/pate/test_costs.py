@@ -11,8 +11,8 @@ from scipy.stats import norm
 
 import sartor
 from sartor.errors import SartorError
+from sartor.pate.account import Accountant
 from sartor.pate.build import plan
-from sartor.pate.costs import Accountant
 from sartor_testing import pate_reference as reference
 
 ACCOUNTANTS = {"exact": Accountant(), "paper": Accountant.paper(), "fine": Accountant.fine()}

@@ -16,10 +16,10 @@ import pytest
 import sartor
 from sartor.errors import SartorError
 from sartor.pate import folder
-from sartor.pate.aggregators import GNMax
+from sartor.pate.account import Accountant
 from sartor.pate.build import plan
-from sartor.pate.costs import Accountant
 from sartor.pate.folder import EnsembleFolder
+from sartor.pate.plan import GNMax
 from sartor.pate.variants import VARIANTS
 from sartor.pate.voting import DataDependent
 from sartor.run import charges, files

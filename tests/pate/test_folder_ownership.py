@@ -10,10 +10,10 @@ from torch.utils.data import TensorDataset
 
 import sartor
 from sartor.errors import SartorError
-from sartor.pate.aggregators import GNMax
 from sartor.pate.build import plan
 from sartor.pate.folder import EnsembleFolder
 from sartor.pate.partition import partition
+from sartor.pate.plan import GNMax
 from sartor_testing.ensembles import random_votes
 from sartor_testing.kept_ensembles import OWNERS, PEOPLE, RECORDS, SHUFFLED, Listening, an_ensemble_goes_on_with_its_ownership, saved
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from sartor import Budgets, pate
 from sartor.errors import Infeasible, SartorError
-from sartor.pate import consensus
 from sartor.run.stream import Stream
 from sartor_testing import pate_reference as reference
 from sartor_testing.ensembles import ensembles, open_plan
@@ -105,7 +104,7 @@ def test_too_little_noise_is_told_as_such():
     factor = float(refused.value.args[0].split("noise ")[1].split()[0])
     louder = replace(plan, aggregator=plan.aggregator.louder(factor))
     forecasts.check_enough(pate.forecast(louder, 260), 10)
-    assert louder.aggregator.noise <= consensus.surviving_noise(200, 10)
+    assert louder.aggregator.noise <= forecasts.surviving_noise(200, 10)
 
 
 def test_hopeless_budgets_are_told_as_such():

@@ -6,8 +6,7 @@ import torch
 
 from sartor import Budgets, pate
 from sartor.errors import SartorError
-from sartor.pate.labelling import labelling, usual_teachers
-from sartor.pate.queries import typical_first
+from sartor.pate.labelling import labelling, typical_first, usual_teachers
 from sartor.pate.teachers import EstimatorTeachers, NetworkTeachers
 from sartor.pate.usual import usual
 

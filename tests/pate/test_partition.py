@@ -10,8 +10,8 @@ from scipy.stats import chi2
 
 import sartor
 from sartor.errors import SartorError
-from sartor.pate.aggregators import GNMax
 from sartor.pate.build import plan
+from sartor.pate.plan import GNMax
 from sartor.pate.variants import VARIANTS
 from sartor_testing import pate_reference as reference
 from sartor_testing.ensembles import made, no_teacher_sees_a_record_twice, populations

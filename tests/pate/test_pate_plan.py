@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 import sartor
 from sartor.errors import Infeasible, SartorError
-from sartor.pate.aggregators import Confident, GNMax, Interactive
+from sartor.pate.account import Accountant
 from sartor.pate.build import plan
-from sartor.pate.costs import Accountant
-from sartor.pate.plan import PatePlan
+from sartor.pate.plan import Confident, GNMax, Interactive, PatePlan
 from sartor.pate.variants import VARIANTS
 from sartor_testing.ensembles import made, people, populations
 

@@ -10,8 +10,8 @@ from scipy.stats import norm
 
 import sartor
 from sartor.pate import voting
-from sartor.pate.aggregators import Confident, GNMax, Interactive
 from sartor.pate.build import plan
+from sartor.pate.plan import Confident, GNMax, Interactive
 from sartor.run.stream import Stream
 
 MANY = 400_000

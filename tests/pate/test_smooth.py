@@ -234,15 +234,6 @@ def test_calibration_meets_its_budget_and_wastes_little(epsilon, delta, distance
             assert spent(other, 0.98 * scale * math.exp((other - beta) * distance)) > epsilon
 
 
-@pytest.mark.parametrize(("order", "divergence", "distance"), [(14.0, 0.1, 60), (30.0, 0.5, 20), (3.0, 0.02, 0)])
-def test_calibration_at_one_order_meets_its_divergence(order, divergence, distance):
-    beta, scale, _ = smooth.calibrate_at(order, divergence, distance)
-    assert 0.995 * divergence <= smooth.cost(beta, scale, [order])[0] <= divergence
-    if distance:
-        for other in beta * np.array([0.5, 0.8, 1.25, 2.0]):
-            assert smooth.cost(other, 0.98 * scale * math.exp((other - beta) * distance), [order])[0] > divergence
-
-
 def test_an_impossible_release_is_refused():
     with pytest.raises(Infeasible, match="margin_scale"):
         smooth.calibrate(0.1, 1e-6, 40, margin_scale=1.0)

@@ -12,7 +12,7 @@ from sklearn.semi_supervised import LabelSpreading
 from sartor.data import load
 from sartor.errors import SartorError
 from sartor.pate.networks import predict, teacher_network
-from sartor.pate.student import train_student
+from sartor.pate.teachers import train_student
 
 DATA = load("digits")
 X, Y = DATA.train.tensors

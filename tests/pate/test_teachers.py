@@ -18,8 +18,7 @@ from torch.utils.data import TensorDataset
 from sartor.data import load
 from sartor.errors import SartorError
 from sartor.pate import teachers as module
-from sartor.pate.augment import augmented
-from sartor.pate.networks import Training, batches, teacher_network
+from sartor.pate.networks import Training, augmented, batches, teacher_network
 from sartor.pate.teachers import EstimatorTeachers, NetworkTeachers
 
 DATA = load("digits")

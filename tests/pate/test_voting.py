@@ -12,10 +12,9 @@ from scipy.stats import norm
 import sartor
 from sartor.errors import SartorError
 from sartor.pate import voting
-from sartor.pate.aggregators import NONE, Confident, GNMax, Interactive
+from sartor.pate.account import Accountant
 from sartor.pate.build import plan
-from sartor.pate.costs import Accountant
-from sartor.pate.plan import PatePlan
+from sartor.pate.plan import NONE, Confident, GNMax, Interactive, PatePlan
 from sartor.pate.variants import VARIANTS
 from sartor.run.stream import Stream
 from sartor_testing import pate_reference as reference

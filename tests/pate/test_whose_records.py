@@ -12,10 +12,9 @@ from torch.utils.data import TensorDataset
 
 import sartor
 from sartor.errors import SartorError
-from sartor.pate.aggregators import GNMax
 from sartor.pate.build import plan
 from sartor.pate.partition import partition
-from sartor.pate.plan import PatePlan
+from sartor.pate.plan import GNMax, PatePlan
 from sartor.pate.teachers import EstimatorTeachers
 from sartor.pate.variants import VARIANTS
 from sartor.pate.voting import aggregate

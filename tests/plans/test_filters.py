@@ -13,7 +13,7 @@ import pytest
 import sartor
 from sartor.accounting import Filtered, SampledGaussian, spend_on
 from sartor.individual.ladder import climb
-from sartor.plans import Filter, prices
+from sartor.plans import Filter, filters
 from sartor.plans.filters import by_square, by_variance
 from sartor.plans.problem import Problem
 from sartor.plans.table import headings
@@ -111,21 +111,21 @@ def test_full_norm_rests_when_not_even_the_lowest_rung_is_paid_for() -> None:
     assert made.rests_at(steps).tolist() == (10 * taken).tolist() == [30, 50, 0, 60, 120]
 
 
-def _priced(asked: prices.Asked, rate: float, noise: float, steps: int) -> tuple[Filter, float]:
+def _priced(asked: filters.Asked, rate: float, noise: float, steps: int) -> tuple[Filter, float]:
     """The filter of one group, and what its worst choice costs."""
     given = np.array([[rate], [noise], [100.0], [1e-4]])
-    made, spent = prices.priced(asked, given[0], given[1], given[2], given[3], "pld", steps, by_budget=False)
+    made, spent = filters.priced(asked, given[0], given[1], given[2], given[3], "pld", steps, by_budget=False)
     return made, float(spent[0])
 
 
 def test_units_are_those_of_full_norm_for_full_steps_and_no_more() -> None:
-    asked = prices.Asked("ladder", 4, 42, (1, 2, 4, 8, 16))
+    asked = filters.Asked("ladder", 4, 42, (1, 2, 4, 8, 16))
     made, _ = _priced(asked, rate=0.05, noise=2.0, steps=60)
     assert made.units.tolist() == [168]
 
 
 def test_where_a_price_by_variance_is_too_cheap_rungs_are_priced_by_their_squares() -> None:
-    asked = prices.Asked("ladder", 1, 8, (1, 2, 4, 8, 16))
+    asked = filters.Asked("ladder", 1, 8, (1, 2, 4, 8, 16))
     made, spent = _priced(asked, rate=0.2, noise=0.7, steps=12)
     plain = float(spend_on([SampledGaussian(0.2, 0.7, 8)], 1e-4)[0])
     assert np.array_equal(made.rungs[0], by_square(asked.ladder))
@@ -215,16 +215,16 @@ def test_public_records_are_never_short_of_units() -> None:
 
 
 def test_levels_lie_at_or_below_every_budget_and_every_delta(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prices, "MOST_LEVELS", 9)
+    monkeypatch.setattr(filters, "MOST_LEVELS", 9)
     epsilon, delta, holders = np.linspace(1.0, 4.0, 100), np.linspace(1e-6, 1e-4, 100), np.ones(100, int)
-    levels = prices.levels(Problem(epsilon, delta, holders, holders.astype(float), 0.1, 10, 10.0, "pld"))
+    levels = filters.levels(Problem(epsilon, delta, holders, holders.astype(float), 0.1, 10, 10.0, "pld"))
     assert len(set(zip(*(values.tolist() for values in levels), strict=True))) <= 9
     assert np.all(levels[0] <= epsilon)
     assert np.all(levels[1] <= delta)
 
 
 def test_many_budgets_share_levels_at_or_below_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prices, "MOST_LEVELS", 9)
+    monkeypatch.setattr(filters, "MOST_LEVELS", 9)
     budgets = sartor.Budgets(np.linspace(1.0, 4.0, 100), delta=1e-3)
     made = _plan(budgets=budgets, batch=30, steps=12, full_steps=8, ladder=(1, 4))
     assert made.filter is not None

@@ -11,9 +11,8 @@ import pytest
 
 import sartor
 from sartor.errors import SartorError
-from sartor.individual.answers import Histogram, Release
 from sartor.individual.fare import Fare
-from sartor.individual.request import Figures, Request
+from sartor.individual.request import Figures, Histogram, Release, Request
 from sartor.individual.reserve import Reserve
 from sartor.report import groups, page, released
 from sartor.report.folder import RunFolder

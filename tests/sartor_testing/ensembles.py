@@ -11,8 +11,8 @@ from scipy.stats import norm
 import sartor
 from sartor.errors import Infeasible
 from sartor.pate import voting
-from sartor.pate.aggregators import NONE, Confident, GNMax, Interactive
 from sartor.pate.build import plan
+from sartor.pate.plan import NONE, Confident, GNMax, Interactive
 from sartor.pate.variants import VARIANTS
 from sartor.run.stream import Stream
 from sartor_testing import pate_reference as reference

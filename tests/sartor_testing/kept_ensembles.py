@@ -9,10 +9,10 @@ from torch.utils.data import TensorDataset
 
 import sartor
 from sartor.errors import SartorError
-from sartor.pate.aggregators import GNMax
 from sartor.pate.build import plan
 from sartor.pate.folder import EnsembleFolder
 from sartor.pate.partition import partition
+from sartor.pate.plan import GNMax
 from sartor.run.stream import Stream
 from sartor_testing.ensembles import holders_within_budget, random_votes
 from sartor_testing.forks import in_a_fork

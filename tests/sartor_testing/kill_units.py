@@ -23,8 +23,7 @@ import sartor
 from sartor import federated
 from sartor.errors import Infeasible
 from sartor.federated import Ledger
-from sartor.federated.rounds import Round
-from sartor.federated.server import ServerOptimizer
+from sartor.federated.rounds import Round, ServerOptimizer
 from sartor.individual.request import Figures, Request
 from sartor.individual.reserve import Reserve
 from sartor.pate.folder import EnsembleFolder

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.accounting import filtered, gaussian, losses, rdp, records
-from sartor.accounting.chernoff import Chernoff, Parts, best_tilt
 from sartor.accounting.losses import MOST_POINTS, Composed, LossDistribution, Pair, TooFine
+from sartor.accounting.records import Chernoff, Parts, best_tilt
 from sartor.accounting.use import probability_of_use
 from sartor.errors import Infeasible
 from sartor.exposure import Composition, Exposure, Filtered, Included, SampledGaussian, SampledRecords

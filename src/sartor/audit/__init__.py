@@ -2,18 +2,16 @@
 
 Scores come in, bounds go out: `Scores` of any attack, what they say by themselves (`roc`, `auc`, `tpr_at`, `best_accuracy`, `bootstrap`),
 and what they refute (`threshold_bound`, `one_run_bound_of`, `f_dp_bound_of`, `gaussian_bound`). `findings` puts them beside a plan's
-promises. Attacks have modules of their own: `canaries`, `lira`, `rmia`, `losses` (with `shadows`), `votes` for PATE and `clients` for
+promises. Attacks have modules of their own: `canaries`, `lira` and `rmia` (with `shadows`), `votes` for PATE and `clients` for
 federated learning. `replay` runs a mechanism again without one holder.
 
 All of it is about the training records themselves, and is sensitive where they are.
 """
 
-from sartor.audit.bounds import bound_at, gaussian_bound, threshold_bound
+from sartor.audit.bounds import bound_at, f_dp_bound, f_dp_bound_of, gaussian_bound, one_run_bound, one_run_bound_of, threshold_bound
 from sartor.audit.findings import Findings, findings
-from sartor.audit.one_run import f_dp_bound, f_dp_bound_of, one_run_bound, one_run_bound_of
 from sartor.audit.replay import Replayed, replay
-from sartor.audit.scores import Roc, Scores, auc, best_accuracy, bootstrap, roc, tpr_at
-from sartor.audit.significance import permutation, welch
+from sartor.audit.scores import Roc, Scores, auc, best_accuracy, bootstrap, permutation, roc, tpr_at, welch
 
 __all__ = [
     "Findings",

@@ -10,7 +10,7 @@ of plans. White box, canaries are scored by the noisy sums, less what real holde
 others. Black box, by the model at the end and at the beginning alone.
 
 Guarantee: if the run is what its plan describes, white-box scores of canaries at right angles are independent, so that bounds for
-    independent scores hold (`evidence`). Bounds for one run (`one_run`) need the coins alone, which are the canaries' own, whatever the
+    independent scores hold (`evidence`). `one_run_bound` needs the coins alone, which are the canaries' own, whatever the
     run does; of canaries that are not at right angles, and of black-box scores, these are what holds. `Found.bounds` are those for
     white-box scores.
 Breaks if: a run is chosen, or ended, by what canaries show.

@@ -24,8 +24,7 @@ from sartor.audit.evidence import Evidence
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.federated.plan import FederatedPlan
-from sartor.federated.rounds import Round
-from sartor.federated.server import Model, ServerOptimizer
+from sartor.federated.rounds import Model, Round, ServerOptimizer
 from sartor.federated.updates import Named
 from sartor.run.sampling import PoissonSampler
 from sartor.run.stream import Stream

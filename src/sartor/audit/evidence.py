@@ -11,7 +11,7 @@ Proof: at right angles their parts of a step's noise are independent, and so are
     and coins, as long as every array counts with the plan's noise. Given what canaries add, the squares of an array are noncentral
     chi-squared, so that they lie below the quantile of the noise's own at 1e-9 with at most this probability, for each array and step.
 Breaks if: there are more canaries than coordinates. Ratios are a fair attack all the same, as any function of what a run shows is, and
-    bounds for one run (`one_run`) hold.
+    bounds for one run (`one_run_bound`) hold.
 """
 
 from __future__ import annotations

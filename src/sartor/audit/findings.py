@@ -3,7 +3,7 @@
 Guarantee: if every promise holds, the verdict is "refuted" by bounds that take nothing for granted with probability at most
     1 - confidence; if the run is what its plan describes, by all bounds together.
 Proof: each row's bound exceeds its epsilon with probability at most its part of 1 - confidence, as its kind of bound is proved to
-    (`bounds`, `one_run`), and the parts add up (Bonferroni), over rows, kinds and attacks.
+    (`bounds`), and the parts add up (Bonferroni), over rows, kinds and attacks.
 Breaks if: scores come from runs that were chosen by what they show; the kind of bound is one that the attack's scores are not made for.
 
 Groups of fewer than ten holders stand in one row with others, whose claim is the largest epsilon and delta among them. What was found is
@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor import confidential
-from sartor.audit.bounds import threshold_bound
-from sartor.audit.one_run import one_run_bound_of
+from sartor.audit.bounds import one_run_bound_of, threshold_bound
 from sartor.audit.scores import Roc, Scores, auc, roc, tpr_at
 from sartor.audit.sensitive import check_said
 from sartor.confidential import Shown

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sartor.audit.fingerprint import digest
+from sartor.audit.shown import digest
 from sartor.run.sampling import Draw
 from sartor.run.witness import Array, Bare, Poll, Source
 

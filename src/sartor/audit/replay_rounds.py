@@ -17,8 +17,7 @@ import numpy as np
 from sartor.audit.replay import MOST_STEPS, Replayed, replay
 from sartor.budgets import Budgets
 from sartor.federated.plan import FederatedPlan
-from sartor.federated.rounds import Round
-from sartor.federated.server import Model, ServerOptimizer
+from sartor.federated.rounds import Model, Round, ServerOptimizer
 from sartor.federated.updates import Named
 from sartor.ownership import Ownership
 from sartor.run.sampling import PoissonSampler

@@ -18,8 +18,8 @@ from scipy.special import expit
 
 from sartor.audit.lira import Mask, attacked, checked
 from sartor.audit.scores import Scores
+from sartor.audit.shadow_training import Array
 from sartor.audit.shadows import Shadows
-from sartor.audit.signals import Array
 from sartor.errors import SartorError
 
 GAMMA = 2.0

@@ -5,7 +5,7 @@ and within a model everyone's coins are independent. Who is out is zeroed: tosse
 everything else stays as it is. The plan is fixed and public, and is not made anew for those who are in.
 
 The first model is trained by the library's own steps, and bounds are of its coins; the others several at once where they can be
-(`stacked`), otherwise as the first. joblib spreads them over processes (`shadow_tasks`). Only signals come back; no model is ever written
+(`stacked`), otherwise as the first. joblib spreads them over processes. Only signals come back; no model is ever written
 to a disk.
 
 Sensitive: signals are of private records, without noise, and a shadow model trained on people's records is a release that no budget covers.
@@ -28,13 +28,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from sartor import __version__
-from sartor.audit.fingerprint import digest
 from sartor.audit.scores import Scores
 from sartor.audit.shadow_folder import Arrays, ShadowFolder
-from sartor.audit.shadow_tasks import Task, of_population, parallel
-from sartor.audit.shadow_training import Learning, Mask, Material
-from sartor.audit.shown import seeded
-from sartor.audit.signals import Array, batches, check_name
+from sartor.audit.shadow_training import Array, Learning, Mask, Material, Task, batches, check_name, of_population, parallel
+from sartor.audit.shown import digest, seeded
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.immutable import immutable
@@ -140,7 +137,7 @@ def train_shadows(
     `make_model` makes an untrained network, whose weights come from the model's own seed; one that returns copies of one network lets the
     attack know where training began. `targets` are places of holders in the budgets, everybody by default; holders who are no targets are
     in all models. `population` are records that nobody trains on, which RMIA needs. `learning` and `ownership` are as in the run that is
-    attacked. `signal` is "log-odds", "logit" or "loss" (`signals`).
+    attacked. `signal` is "log-odds", "logit" or "loss" (`signals_of`).
 
     With a `folder` all signals of every model are kept there when it is finished, and those that are found there are not trained again,
     whichever is asked for; it also takes more models than it has. `workers` are processes, None means one for each core; within

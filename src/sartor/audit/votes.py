@@ -24,10 +24,9 @@ from sartor.audit.scores import Scores
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.ownership import Ownership
-from sartor.pate.aggregators import NONE, Confident, Interactive
-from sartor.pate.costs import Accountant
+from sartor.pate.account import Accountant
 from sartor.pate.partition import partition
-from sartor.pate.plan import PatePlan
+from sartor.pate.plan import NONE, Confident, Interactive, PatePlan
 from sartor.pate.voting import Labels, Voting, aggregate
 from sartor.run.stream import Stream
 

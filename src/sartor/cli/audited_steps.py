@@ -130,8 +130,7 @@ class AuditedSteps:
     def by_shadows(self, attack: str, seed: int, shadows: int, confidence: float, cache: str | None, workers: int) -> Findings:
         """Shadow models with and without every holder."""
         from sartor.audit.findings import ONE_RUN, findings
-        from sartor.audit.lira import lira
-        from sartor.audit.losses import losses
+        from sartor.audit.lira import lira, losses
         from sartor.audit.rmia import rmia
         from sartor.audit.shadow_training import Learning
         from sartor.audit.shadows import train_shadows

@@ -23,15 +23,13 @@ import typer
 
 from sartor import confidential
 from sartor.cli.federate_settings import FederateSettings
-from sartor.cli.options import flat
-from sartor.cli.output import print_json, show, working
+from sartor.cli.output import flat, print_json, show, working
 from sartor.errors import Infeasible, SartorError
 from sartor.run.files import write_private, write_public
 
 if TYPE_CHECKING:
     from sartor.federated import FederatedPlan
-    from sartor.federated.enrolment import Enrolled
-    from sartor.federated.settings import StrategySettings
+    from sartor.federated.enrolment import Enrolled, StrategySettings
     from sartor.federated.task import Settings, Task
 
 _EVALUATIONS = 20

@@ -15,7 +15,7 @@ from sartor.errors import SartorError
 from sartor.federated.enrolment import Limits
 
 if TYPE_CHECKING:
-    from sartor.federated.settings import StrategySettings
+    from sartor.federated.enrolment import StrategySettings
     from sartor.federated.task import Settings
 
 _NO_CLIP = 1e9  # of a run without privacy: no update is as long
@@ -132,8 +132,8 @@ class FederateSettings:
 
     def strategy(self) -> StrategySettings:
         """How the run is planned, whom it takes, and how the server steps."""
+        from sartor.federated.enrolment import StrategySettings
         from sartor.federated.plan import AdaptiveClip
-        from sartor.federated.settings import StrategySettings
 
         options = {"mix": self.mix, "public_rate": self.public_rate, "public_clip": self.public_clip}
         return StrategySettings(

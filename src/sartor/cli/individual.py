@@ -98,8 +98,7 @@ def _place(holder: str) -> int:
 
 
 def _release(run: str, asked: Asked, epsilon: float, json: bool) -> None:
-    from sartor.individual.deviations import deviations
-    from sartor.individual.release import even_bins
+    from sartor.individual.release import deviations, even_bins
     from sartor.individual.request import QUANTILES, Figures, Request
     from sartor.individual.reserve import Reserve
     from sartor.report.folder import RunFolder
@@ -178,7 +177,7 @@ def _schema(path: str | None) -> dict[str, tuple[str, ...]]:
 
 def _places(folder: RunFolder, plan: Plan, by: str | None, categories: tuple[str, ...], *, stored: bool) -> NDArray[np.intp]:
     """The group of each holder; of a column, from the rows that were trained on, read again. Sensitive."""
-    from sartor.cli.train_data import read_data
+    from sartor.cli.train_job import read_data
     from sartor.data import HeldOut, PrivateScaling
     from sartor.individual.fare import places, shared
     from sartor.individual.request import BUDGET, CLASS

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from sartor.cli.options import flat
-from sartor.cli.output import print_json, refuse_inputs, say, show, working
+from sartor.cli.output import flat, print_json, refuse_inputs, say, show, working
 from sartor.cli.pate_settings import PateSettings
 from sartor.confidential import text
 from sartor.errors import SartorError
@@ -195,7 +194,7 @@ def _report(asked: PateSettings, work: Labelling, cast: EnsembleFolder | _Once, 
 def _student_accuracy(asked: PateSettings, work: Labelling, found: Labels) -> float | None:
     """How well a student of the labels does on public rows; None where they are of fewer than two classes."""
     from sartor.pate.labelling import usual_student
-    from sartor.pate.student import train_student
+    from sartor.pate.teachers import train_student
 
     if len(np.unique(found.labels[found.labels >= 0])) < 2:
         return None

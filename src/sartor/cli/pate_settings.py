@@ -121,7 +121,7 @@ class PateSettings:
         return quietest(made, queries, accountant=self.accountant) if self.noise is None and self.usual.aggregator is None else made
 
     def _aggregator(self, teachers: int, classes: int) -> GNMax:
-        """The data set's usual parameters in the size of this ensemble, or those that `consensus` chooses, and what was said instead."""
+        """The data set's usual parameters in the size of this ensemble, or what `aggregator_for` chooses, and what was said instead."""
         from sartor.pate import GNMax, aggregator_for
 
         if self.usual.aggregator is None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import sartor
-from sartor.cli.options import flat
-from sartor.cli.output import print_json, say, show, working
+from sartor.cli.output import flat, print_json, say, show, working
 from sartor.cli.rounds import check_form, train_published
 from sartor.cli.train_job import Job, material, prepared
 from sartor.cli.train_settings import TrainSettings
@@ -20,7 +19,7 @@ from sartor.errors import SartorError
 from sartor.run.files import write_public
 
 if TYPE_CHECKING:
-    from sartor.individual.answers import Release
+    from sartor.individual.request import Release
     from sartor.report.folder import RunFolder
     from sartor.sgd import Checkpoints, Result
 

@@ -13,7 +13,7 @@ import typer
 from sartor import usual
 from sartor.allowed import Allowed
 from sartor.cli.filters import FilterOptions, FullSteps, Ladder
-from sartor.cli.options import from_document, listed, over, said
+from sartor.cli.output import from_document, listed, over, said
 from sartor.cli.rounds import check_published, threshold_of
 from sartor.documents import read_toml
 from sartor.errors import SartorError

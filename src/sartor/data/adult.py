@@ -14,8 +14,7 @@ import numpy as np
 from torch.utils.data import TensorDataset
 
 from sartor.data.columns import numbers, one_hot, scaled
-from sartor.data.dataset import Data, dataset
-from sartor.data.files import Folder, Layout, find, lines, reading
+from sartor.data.dataset import Data, Folder, Layout, dataset, find, lines, reading
 from sartor.errors import SartorError
 
 BOUNDS: dict[str, tuple[float, float]] = {

@@ -14,11 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sartor.budgets import Budgets
-from sartor.data.consent import refuse_budget_features, refuse_name_features
-from sartor.data.dataset import ONE_ROW, Data, dataset
-from sartor.data.files import Folder, opened, reading, root
-from sartor.data.holders import refuse_trained
-from sartor.data.people import People
+from sartor.data.dataset import ONE_ROW, Data, Folder, dataset, opened, reading, root
+from sartor.data.people import People, refuse_budget_features, refuse_name_features, refuse_trained
 from sartor.errors import SartorError
 
 Arrays = dict[str, NDArray[np.generic]]

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.data.dataset import Data, dataset
-from sartor.data.files import Folder, Found, Layout, find, opened, reading
+from sartor.data.dataset import Data, Folder, Found, Layout, dataset, find, opened, reading
 from sartor.data.images import normalised
 from sartor.errors import SartorError
 

@@ -8,9 +8,7 @@ import unicodedata
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.data.dataset import Data, dataset
-from sartor.data.files import Folder, Layout, find, lines
-from sartor.data.split import held_out
+from sartor.data.dataset import Data, Folder, Layout, dataset, find, held_out, lines
 
 ALPHABET = string.ascii_letters + " .,;'-"
 LENGTH = 20

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sartor.data import adult, cifar, digits, imdb, mnist, names, snli, svhn
-from sartor.data.dataset import Data
-from sartor.data.files import Folder
+from sartor.data import adult, cifar, images, names, words
+from sartor.data.dataset import Data, Folder
 from sartor.errors import SartorError
 
 _READERS: dict[str, Callable[[Folder], Data]] = {
     "adult": adult.read,
     "cifar10": cifar.read,
-    "digits": digits.read,
-    "fashion-mnist": mnist.read_fashion,
-    "imdb": imdb.read,
-    "mnist": mnist.read_mnist,
+    "digits": images.read_digits,
+    "fashion-mnist": images.read_fashion,
+    "imdb": words.read_imdb,
+    "mnist": images.read_mnist,
     "names": names.read,
-    "snli": snli.read,
-    "svhn": svhn.read,
+    "snli": words.read_snli,
+    "svhn": images.read_svhn,
 }
 
 

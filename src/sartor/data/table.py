@@ -24,12 +24,8 @@ from torch.utils.data import TensorDataset
 
 from sartor.budgets import Budgets, Policy
 from sartor.data.columns import Features, is_missing, is_numeric, numbers, one_hot, scaled
-from sartor.data.consent import by_name, refuse_copies
-from sartor.data.dataset import ONE_ROW, Data, dataset
-from sartor.data.holders import refuse_shared, refuse_trained
-from sartor.data.people import People, Rows
-from sartor.data.split import held_out
-from sartor.data.table_files import Columns, read_columns
+from sartor.data.dataset import ONE_ROW, Columns, Data, dataset, held_out, read_columns
+from sartor.data.people import People, Rows, by_name, refuse_copies, refuse_shared, refuse_trained
 from sartor.errors import SartorError, SartorWarning
 
 Bounds = Mapping[str, tuple[float, float]]

@@ -10,9 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sartor.federated.enrolment import Enrolled, Limits, enrol
+from sartor.federated.enrolment import Enrolled, Limits, StrategySettings, enrol
 from sartor.federated.plan import AdaptiveClip, FederatedPlan, plan
-from sartor.federated.settings import StrategySettings
 from sartor.federated.updates import Malformed, clipped, norm, update_of
 
 if TYPE_CHECKING:
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
     from sartor.federated.ledger import Ledger as Ledger
     from sartor.federated.rounds import Released as Released
     from sartor.federated.rounds import Round as Round
-    from sartor.federated.server import ServerOptimizer as ServerOptimizer
+    from sartor.federated.rounds import ServerOptimizer as ServerOptimizer
 
-_LATER = {"ClientAccount": "ledger", "Ledger": "ledger", "Released": "rounds", "Round": "rounds", "ServerOptimizer": "server"}
+_LATER = {"ClientAccount": "ledger", "Ledger": "ledger", "Released": "rounds", "Round": "rounds", "ServerOptimizer": "rounds"}
 
 __all__ = [
     "AdaptiveClip",

@@ -26,9 +26,9 @@ from safetensors.torch import save
 
 from sartor.documents import parse_json
 from sartor.errors import LargeDelta, NoNoise, RarelyUsed, SartorError
+from sartor.federated.enrolment import StrategySettings
 from sartor.federated.flower import PrivateFedAvg, private
 from sartor.federated.plan import FederatedPlan
-from sartor.federated.settings import StrategySettings
 from sartor.federated.task import Settings, Task, task
 from sartor.run.files import write_public
 

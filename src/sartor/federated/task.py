@@ -122,7 +122,7 @@ class Task:
         if kind == "writer":
             if given.dataset != "mnist":
                 raise SartorError(f"the writers of {given.dataset} are not known; --split writer goes with mnist.")
-            from sartor.data.writers import read_writers
+            from sartor.data.images import read_writers
 
             return splits.by_owner(read_writers(given.data or None, labels))
         try:

@@ -25,10 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 from sartor import confidential
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
-from sartor.individual.answers import Release
 from sartor.individual.readings import Reading
 from sartor.individual.release import check
-from sartor.individual.request import BUDGET, CLASS, COLUMNS, Figures, Request
+from sartor.individual.request import BUDGET, CLASS, COLUMNS, Figures, Release, Request
 from sartor.individual.reserve import Reserve
 from sartor.ownership import Ownership
 from sartor.plans import Plan
@@ -171,7 +170,7 @@ def classes_of_holders(data: Dataset[Any], ownership: Ownership | None = None) -
 
 
 def places(values: Sequence[Any], categories: Sequence[str]) -> Places:
-    """The place of each value among the categories, compared as text; -1 for one that is none of them. Nothing is refused: see `queries`.
+    """The place of each value among the categories, compared as text; -1 for one that is none of them. Nothing is refused: see `release`.
 
     >>> places(["m", "?", 1], ["1", "m"]).tolist()
     [1, -1, 0]

@@ -30,8 +30,7 @@ from sartor.accounting import rdp
 from sartor.budgets import Budgets, spendable
 from sartor.errors import SartorError
 from sartor.immutable import immutable
-from sartor.individual.costs import Costs
-from sartor.individual.levels import Indices
+from sartor.individual.costs import Costs, Indices
 
 Array = NDArray[np.float64]
 Kind = Literal["estimate", "strict"]

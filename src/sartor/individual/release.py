@@ -6,18 +6,30 @@ be told, at a price that is paid out of the plan's reserve (`reserve`).
 Guarantee: everything in one release together is (epsilon, delta)-DP for each holder under zeroing everything of theirs, given the models
     that the run has released. With the run, by composition, a holder has what the plan spent of theirs plus what their reserve pays.
 Proof: given the released models, every other holder's figures stay what they are when one is zeroed, so each query moves by at most its
-    sensitivity (`queries`). All are Gaussian mechanisms at fixed shares of one mu squared, whatever was answered before, so together they
+    sensitivity (`Query`). All are Gaussian mechanisms at fixed shares of one mu squared, whatever was answered before, so together they
     are one Gaussian mechanism at mu (Dong, Roth and Su 2022, corollary 3.3), and mu is the largest whose divergence at epsilon is at most
     delta (`accounting.gaussian`). All else follows from noised values and public facts: the number of holders, the plan, the request.
 Condition: a holder's account and loss, and how much of theirs is got right, follow from their own records (and their own coins) and from
     models that the run has released and accounted for: not from batch statistics, models before their noise, or other holders' records.
 Breaks if: the condition does not hold; a request is chosen by looking at the figures; a release is not charged; the noise can be guessed.
+
+A query is what is asked before there is any noise: it is sensitive, and leaves with noise in proportion to the sensitivity that it carries.
+
+Guarantee: between two populations of the same, public size that differ by zeroing one holder, the values of a query differ by at most its
+    sensitivity in the Euclidean norm, whatever the figures are.
+Proof: every query is a sum over holders of a vector that follows from one holder's figures alone. A zeroed holder has account 0, has
+    nothing right, loss 0 and no category, and keeps their budget. So zeroing moves the sum by the distance of one holder's vector from that
+    of a zeroed one, which is bounded at each query.
+Breaks if: other holders' figures move with the zeroed one's; figures come here that were not brought into their ranges by `within`.
+
+How large the noise on a release is, as standard deviations, follows from what was told, the plan and the request, and is public.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,14 +39,82 @@ from scipy.optimize import isotonic_regression
 from sartor import confidential
 from sartor.accounting import gaussian
 from sartor.errors import SartorError
-from sartor.individual import queries
-from sartor.individual.answers import Histogram, Release
-from sartor.individual.queries import Query
-from sartor.individual.request import BUDGET, Figures, Request
+from sartor.individual.request import BUDGET, COLUMNS, Figures, Histogram, Release, Request
+from sartor.numbers import from_json_number
 from sartor.plans import Plan
 from sartor.run.stream import Stream, normal
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Query:
+    """Values that are private, and their sensitivity, which is public."""
+
+    values: Array
+    sensitivity: float
+
+
+def within(values: ArrayLike, most: float, unknown: float) -> Array:
+    """Figures brought into [0, most], each by itself; `unknown` stands for what is no number.
+
+    Nothing is refused: an error that follows from one holder's figure would be a release.
+    """
+    return np.asarray(np.clip(np.nan_to_num(np.asarray(values, float), nan=unknown, posinf=most, neginf=0.0), 0.0, most), float)
+
+
+def total(account: Array, cap: float) -> Query:
+    """The sum of accounts in [0, cap].
+
+    Sensitivity: cap, since a zeroed holder adds 0.
+    """
+    return Query(np.array([account.sum()]), cap)
+
+
+def counts(account: Array, edges: ArrayLike) -> Query:
+    """How many accounts lie up to the first edge, between each edge and the next (which belongs to the cell below it), and above the last.
+
+    Sensitivity: sqrt(2), however many edges there are. A holder is in one cell and, zeroed, in that of 0: one count falls by 1 and
+        another rises by 1, or nothing moves.
+    """
+    inner = np.asarray(edges, float)
+    found = np.bincount(np.searchsorted(inner, account, side="left"), minlength=inner.size + 1)
+    return Query(found.astype(float), math.sqrt(2))
+
+
+def sums(columns: Sequence[Array], cell: NDArray[np.intp], cells: int) -> Query:
+    """The sums of columns in [0, 1] over the holders of each cell, (columns, cells); a holder whose cell is none of them is in none.
+
+    Sensitivity: sqrt(columns). A holder adds one vector with entries in [0, 1] to one cell, and zeroed adds 0, whether they keep their cell
+        (a budget's) or lose it (a category, which is their own).
+    """
+    inside = (cell >= 0) & (cell < cells)
+    values = [np.bincount(cell[inside], weights=column[inside], minlength=cells) for column in columns]
+    return Query(np.array(values, float), math.sqrt(len(columns)))
+
+
+def moments(x: Array, y: Array) -> Query:
+    """Sums of x/2, y/2, x^2 - x, y^2 - y and xy - (x + y)/2, for x and y in [0, 1]: what a correlation is made of.
+
+    Sensitivity: sqrt(1/2); a zeroed holder, at x = y = 0, adds 0. As x (1 - x) <= 1/4, x^2/4 + x^2 (1 - x)^2 <= x/4, and so for y.
+        h = (x + y)/2 - xy lies in [0, 1/2], so h^2 <= h/2. The squares add up to at most (x + y)/4 + (x + y)/4 - xy/2 =
+        (1 - (1 - x)(1 - y))/2 <= 1/2, which is reached at x = y = 1. Squares and products as they are would have sqrt(5).
+    """
+    parts = (x / 2, y / 2, x * (x - 1), y * (y - 1), x * y - (x + y) / 2)
+    return Query(np.array([part.sum() for part in parts]), math.sqrt(0.5))
+
+
+def correlation(means: Array) -> tuple[float, float, float]:
+    """Variance of x, variance of y and their covariance, from `moments` over the number of holders."""
+    x, y = 2 * means[:2]
+    return float(means[2] + x - x * x), float(means[3] + y - y * y), float(means[4] + (x + y) / 2 - x * y)
+
+
+def correlation_moves(means: Array) -> Array:
+    """How far, to first order, noise of deviation 1 on each of these means moves the two variances and the covariance, as deviations."""
+    x, y = np.clip(2 * means[:2], 0.0, 1.0)
+    return np.sqrt([1 + 4 * (1 - 2 * x) ** 2, 1 + 4 * (1 - 2 * y) ** 2, 1 + (1 - 2 * x) ** 2 + (1 - 2 * y) ** 2])
+
 
 SHARES = {"mean": 1.0, "quantiles": 4.0, "histogram": 4.0, "groups": 4.0, "correlation": 4.0}
 """How mu squared is divided among what is asked for: a mean over everybody needs the least."""
@@ -80,10 +160,10 @@ def released(
     noise = Noise(gaussian.mu_for(epsilon * (1 - MARGIN), delta * (1 - MARGIN)), source)
     whole = sum(SHARES[name] for name in request.wanted)
     share = {name: SHARES[name] / whole for name in request.wanted}
-    account = queries.within(figures.account, cap, cap)  # what could not be read counts as the most
+    account = within(figures.account, cap, cap)  # what could not be read counts as the most
     found: dict[str, Any] = {}
     if request.mean:
-        told = noise.added(queries.total(account, cap), share["mean"], "release mean")
+        told = noise.added(total(account, cap), share["mean"], "release mean")
         found["mean"] = float(np.clip(told[0] / everybody, 0.0, cap))
     if request.quantiles:
         values = _quantiles(account, np.array(request.quantiles), cap, request.rounds, share["quantiles"], noise)
@@ -111,7 +191,7 @@ def check(plan: Plan, figures: Figures, request: Request) -> None:
         if is_needed and getattr(figures, name) is None:
             raise SartorError(f"this request cannot be answered without {name} of every holder: give it, or ask for less.")
     if request.groups == BUDGET:
-        sizes = queries.sums([np.ones(len(figures))], _group(figures), len(plan)).values[0]
+        sizes = sums([np.ones(len(figures))], _group(figures), len(plan)).values[0]
         if not np.array_equal(sizes, plan.holders):
             raise SartorError("these are not the groups of the plan: give plan.groups_of(budgets).")
 
@@ -137,7 +217,7 @@ class Noise:
 
 def _counted(account: Array, edges: ArrayLike, share: float, noise: Noise, purpose: str, step: int) -> Array:
     """Noised counts between edges, moved alike so that they add up to everybody, whose number is public."""
-    told = noise.added(queries.counts(account, edges), share, purpose, step)
+    told = noise.added(counts(account, edges), share, purpose, step)
     return np.asarray(told + (len(account) - told.sum()) / len(told))
 
 
@@ -174,7 +254,7 @@ def _of_budgets(
     for row in view.rows():
         most[row] = min(_most(view, row), cap)
     columns = _columns(figures, np.minimum(account / most[group], 1.0), request)
-    query = queries.sums(columns, group, len(plan))
+    query = sums(columns, group, len(plan))
     told = noise.added(query, share, "release groups")
     for row in view.rows():
         lost = noise.deviation(query, share) * math.sqrt(row.stop - row.start) > _LOST * view.people(row)
@@ -191,7 +271,7 @@ def _of_categories(
 ) -> tuple[dict[str, Any], ...]:
     """Means over categories. Which one somebody is of is their own, so sizes have noise as well, and what is merged follows from those."""
     columns, rows = [*_columns(figures, account / cap, request), np.ones(len(figures))], []
-    query = queries.sums(columns, _group(figures), len(request.categories))
+    query = sums(columns, _group(figures), len(request.categories))
     told, fewest = noise.added(query, share, "release groups"), max(confidential.FEWEST, noise.deviation(query, share) / _LOST)
     for row in confidential.rows(np.maximum(np.round(told[-1]), 0.0).astype(np.int64)):
         people, names = float(told[-1, row].sum()), list(request.categories[row])
@@ -205,7 +285,7 @@ def _columns(figures: Figures, account: Array, request: Request) -> list[Array]:
     """What is added up of each holder, in [0, 1]."""
     found = {"account": account}
     if "accuracy" in request.columns:
-        found["accuracy"] = queries.within(_given(figures.correct), 1.0, 0.0)
+        found["accuracy"] = within(_given(figures.correct), 1.0, 0.0)
     if "loss" in request.columns:
         found["loss"] = _losses(figures, request) / request.most_loss
     return [found[name] for name in request.columns]
@@ -224,13 +304,13 @@ def _correlation(figures: Figures, account: Array, request: Request, share: floa
     that the covariance can be: by the variances with noise, so nothing more is told by it.
     """
     least, most = math.log(request.least_loss), math.log(request.most_loss)
-    query = queries.moments(account, (np.log(np.maximum(_losses(figures, request), request.least_loss)) - least) / (most - least))
+    query = moments(account, (np.log(np.maximum(_losses(figures, request), request.least_loss)) - least) / (most - least))
     means = noise.added(query, share, "release correlation") / len(figures)
-    of_account, of_loss, together = queries.correlation(means)
+    of_account, of_loss, together = correlation(means)
     if min(of_account, of_loss) <= 0:
         return math.nan
     size = math.sqrt(of_account * of_loss)
-    moved = noise.deviation(query, share) / len(figures) * queries.correlation_moves(means)
+    moved = noise.deviation(query, share) / len(figures) * correlation_moves(means)
     if np.any(moved > _LOST * np.array([of_account, of_loss, size])):
         return math.nan
     return float(np.clip(together / size, -1.0, 1.0))
@@ -242,7 +322,7 @@ def _most(view: confidential.View, row: slice) -> float:
 
 
 def _losses(figures: Figures, request: Request) -> Array:
-    return queries.within(_given(figures.loss), request.most_loss, request.most_loss)
+    return within(_given(figures.loss), request.most_loss, request.most_loss)
 
 
 def _group(figures: Figures) -> NDArray[np.intp]:
@@ -253,3 +333,65 @@ def _group(figures: Figures) -> NDArray[np.intp]:
 def _given(values: Array | None) -> Array:
     assert values is not None
     return values
+
+
+_HOLDERS = "holders"
+
+
+def deviation_in_groups(release: Release) -> float:
+    """The standard deviation of the noise on a sum over one group of columns in [0, 1]."""
+    assert release.groups
+    columns = [name for name in release.groups[0] if name in COLUMNS]
+    counted = [] if _by_budget(release.groups[0]) else [_HOLDERS]  # sizes of categories have noise too
+    return _deviation(release, "groups", math.sqrt(len([*columns, *counted])))
+
+
+def deviations(release: Release, plan: Plan, request: Request) -> dict[str, Any]:
+    """The standard deviation of the noise on the mean, on counts of the histogram, and on sizes and figures of each group.
+
+    They have the names that the figures have in the release's document, and their units. A group whose size noise has made 0 has none.
+    """
+    cap, found = cap_of(plan), dict[str, Any]()
+    if release.mean is not None:
+        found["mean"] = _deviation(release, "mean", cap) / int(plan.holders.sum())
+    if release.histogram is not None:
+        bins = len(release.histogram.counts)
+        found["histogram"] = _deviation(release, "histogram", math.sqrt(2 * (1 - 1 / bins)))
+    if release.groups:
+        merged = [row.stop - row.start for row in plan.view.rows()] if request.groups == BUDGET else [_names(row) for row in release.groups]
+        alone = deviation_in_groups(release)
+        found["groups"] = [_of_row(row, request, alone * math.sqrt(many), cap) for row, many in zip(release.groups, merged, strict=True)]
+    return found
+
+
+def _of_row(row: Mapping[str, Any], request: Request, deviation: float, cap: float) -> dict[str, float | None]:
+    """Of one group, from the deviation of its sums."""
+    people, by_budget = row[_HOLDERS], _by_budget(row)
+    most = min(_loosest(row["epsilon"]), cap) if by_budget else cap
+    units = {"account": most, "accuracy": 1.0, "loss": request.most_loss}
+    found: dict[str, float | None] = {_HOLDERS: 0.0 if by_budget else deviation}
+    for name in request.columns:
+        told = 0.0 if by_budget or math.isnan(row[name]) else row[name] / units[name]
+        found[name] = units[name] * deviation / people * math.hypot(1.0, told) if people > 0 else None  # sum and size have it alike
+    return found
+
+
+def _deviation(release: Release, name: str, sensitivity: float) -> float:
+    """That of a query of this sensitivity, which has its part of what the release cost."""
+    whole = sum(share for other, share in SHARES.items() if getattr(release, other) is not None)
+    mu = gaussian.mu_for(release.epsilon * (1 - MARGIN), release.delta * (1 - MARGIN))
+    return sensitivity / (mu * math.sqrt(SHARES[name] / whole))
+
+
+def _by_budget(row: Mapping[str, Any]) -> bool:
+    return "epsilon" in row and "delta" in row
+
+
+def _names(row: Mapping[str, Any]) -> int:
+    """How many categories a row is of."""
+    of = next(iter(row.values()))
+    return len(of) if isinstance(of, list | tuple) else 1
+
+
+def _loosest(epsilon: Any) -> float:
+    return max(from_json_number(value) for value in (epsilon if isinstance(epsilon, list | tuple) else [epsilon]))

@@ -35,9 +35,8 @@ import numpy as np
 from sartor import confidential
 from sartor.documents import read_json
 from sartor.errors import Infeasible, SartorError
-from sartor.individual.answers import Release
 from sartor.individual.release import MARGIN, check, released
-from sartor.individual.request import Figures, Request, recognised
+from sartor.individual.request import Figures, Release, Request, recognised
 from sartor.plans import Plan
 from sartor.run import sealed
 from sartor.run.charges import PART, Charges, Stored

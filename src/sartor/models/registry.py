@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from sartor.errors import SartorError
-from sartor.models import images, resnet, tables, text
+from sartor.models import images, text
+
+
+class Logistic(nn.Module):
+    """Logistic regression on the flattened input."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits of a batch."""
+        out: Tensor = self.linear(inputs.flatten(1))
+        return out
+
+
+def logistic(*, shape: Sequence[int], classes: int) -> nn.Module:
+    """Logistic regression for inputs of any shape."""
+    return Logistic(math.prod(shape), classes)
+
 
 _DENSE: dict[str, Callable[..., nn.Module]] = {
     "cifar-cnn": images.cifar_cnn,
     "digits-cnn": images.digits_cnn,
-    "logistic": tables.logistic,
+    "logistic": logistic,
     "mnist-cnn": images.mnist_cnn,
-    "resnet18-gn": resnet.resnet18_gn,
+    "resnet18-gn": images.resnet18_gn,
 }
 _TOKENS: dict[str, Callable[..., nn.Module]] = {
     "char-lstm": text.char_lstm,

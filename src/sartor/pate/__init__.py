@@ -18,31 +18,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sartor.pate.account import PateAccount
-from sartor.pate.aggregators import NONE, Confident, GNMax, Interactive
+from sartor.pate.account import Accountant, PateAccount
 from sartor.pate.build import plan
-from sartor.pate.consensus import aggregator_for
-from sartor.pate.costs import Accountant
 from sartor.pate.folder import EnsembleFolder
-from sartor.pate.forecast import Forecast, forecast
+from sartor.pate.forecast import Forecast, aggregator_for, forecast
 from sartor.pate.partition import Partition, partition
-from sartor.pate.plan import PatePlan
+from sartor.pate.plan import NONE, Confident, GNMax, Interactive, PatePlan
 from sartor.pate.variants import VARIANTS
 from sartor.pate.voting import DataDependent, Labels, aggregate
 
 if TYPE_CHECKING:
     from sartor.pate.labelling import labelling as labelling
     from sartor.pate.networks import teacher_network as teacher_network
-    from sartor.pate.student import train_student as train_student
     from sartor.pate.teachers import EstimatorTeachers as EstimatorTeachers
     from sartor.pate.teachers import NetworkTeachers as NetworkTeachers
+    from sartor.pate.teachers import train_student as train_student
 
 _LATER = {
     "EstimatorTeachers": "teachers",
     "NetworkTeachers": "teachers",
     "labelling": "labelling",
     "teacher_network": "networks",
-    "train_student": "student",
+    "train_student": "teachers",
 }
 
 __all__ = [

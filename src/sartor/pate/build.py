@@ -9,12 +9,10 @@ import numpy as np
 from sartor.budgets import Budgets, spendable
 from sartor.errors import SartorError
 from sartor.ownership import Ownership
-from sartor.pate import aggregators
-from sartor.pate.aggregators import Confident, GNMax
-from sartor.pate.costs import Accountant
-from sartor.pate.plan import PatePlan, records_of, whole
+from sartor.pate.account import Accountant
+from sartor.pate.plan import KINDS, Confident, GNMax, PatePlan, records_of, whole
 from sartor.pate.variants import find
-from sartor.pate.variants.request import Request
+from sartor.pate.variants.registry import Request
 
 
 def plan(
@@ -49,7 +47,7 @@ def plan(
     kind = find(variant)
     teachers = whole(teachers, "the number of teachers", most=len(budgets))
     limit = 8 * teachers if most_teachers is None else whole(most_teachers, "most_teachers")
-    if aggregator is not None and type(aggregator) not in aggregators.KINDS:
+    if aggregator is not None and type(aggregator) not in KINDS:
         raise SartorError("an aggregator is GNMax, Confident or Interactive.")
     if not (isinstance(precision, Real) and 0 <= precision < np.inf and isinstance(power, Real) and 0 <= power < np.inf):
         raise SartorError("precision and power must be numbers of 0 or more.")

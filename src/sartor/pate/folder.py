@@ -44,13 +44,11 @@ from sartor.documents import read_json
 from sartor.errors import Infeasible, SartorError
 from sartor.numbers import from_json_number, to_json_number
 from sartor.ownership import Ownership
-from sartor.pate.account import Bound, PateAccount
-from sartor.pate.charges import Charge, Charges, request_of
-from sartor.pate.costs import Accountant
+from sartor.pate.account import Accountant, Bound, PateAccount
 from sartor.pate.partition import check_owners, partition
 from sartor.pate.plan import PatePlan, whole
 from sartor.pate.publish import Published, published
-from sartor.pate.voting import Labels, aggregate, checked_votes, warn_of_votes
+from sartor.pate.voting import Charge, Charges, Labels, aggregate, checked_votes, request_of, warn_of_votes
 from sartor.run import sealed
 from sartor.run.charges import PART
 from sartor.run.files import Lock, lock, same, write_private

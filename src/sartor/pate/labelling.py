@@ -1,4 +1,7 @@
-"""Data as PATE needs them: private records to teach with, public queries to label, public rows to test the student on."""
+"""Data as PATE needs them: private records to teach with, public queries to label, public rows to test the student on.
+
+Public queries are asked in an order that follows from the queries alone, so it costs nobody anything.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from sartor.data import load
 from sartor.errors import SartorError
-from sartor.pate.queries import typical_first
 from sartor.pate.usual import MODELS, usual
+
+
+def typical_first(queries: Tensor) -> NDArray[np.int64]:
+    """An order whose every beginning stands for all queries: each next one leaves the least distance from every query to one before it.
+
+    Where budgets pay for few labels, these tell a student most. Time and memory grow with more than the square of the queries: it is for
+    some hundreds.
+
+    >>> import torch
+    >>> typical_first(torch.tensor([[0.0], [0.1], [0.2], [9.0], [9.1]])).tolist()[:2]
+    [2, 3]
+    """
+    points = queries.flatten(1).double().numpy()
+    distance = np.sum((points[:, None] - points[None]) ** 2, axis=2)
+    nearest = np.full(len(points), np.inf)
+    left, order = np.ones(len(points), bool), []
+    for _ in range(len(points)):
+        total = np.minimum(nearest[:, None], distance).sum(0)
+        chosen = int(np.argmin(np.where(left, total, np.inf)))
+        order.append(chosen)
+        left[chosen], nearest = False, np.minimum(nearest, distance[:, chosen])
+    return np.array(order, np.int64)
+
 
 if TYPE_CHECKING:
     from sartor.pate.teachers import Teachers

@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from sartor.accounting import rdp
 from sartor.errors import Infeasible, SartorError
 from sartor.pate import smooth
-from sartor.pate.account import PateAccount
-from sartor.pate.aggregators import GNMax
-from sartor.pate.costs import Accountant
-from sartor.pate.plan import PatePlan
+from sartor.pate.account import Accountant, PateAccount
+from sartor.pate.plan import GNMax, PatePlan
 from sartor.run.stream import Stream
 
 

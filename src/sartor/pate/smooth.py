@@ -38,7 +38,7 @@ over d is beta-smooth.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -215,25 +215,6 @@ def calibrate(epsilon: float, delta: float, distance: float, margin_scale: float
         curves = _divergence(beta[:, None], scale[:, None], rdp.ORDERS, margin_scale)
         return np.asarray(rdp.to_epsilon(curves, rdp.ORDERS, np.full(len(beta), delta)) <= epsilon)
 
-    return _least_noise(fits, distance, margin_scale, f"epsilon {epsilon:g} and delta {delta:g}")
-
-
-def calibrate_at(order: float, divergence: float, distance: float, margin_scale: float = math.inf) -> Calibration:
-    """The same for a release that costs at most `divergence` at one order: less noise, if it is composed with answers at that order.
-
-    Guarantee: `cost` of the result at `order` is at most `divergence`.
-    """
-    if not (1 < order < math.inf and divergence > 0):
-        raise SartorError(f"A release needs an order above 1 and a divergence above 0, not {order} and {divergence}.")
-
-    def fits(beta: Array, scale: Array) -> NDArray[np.bool_]:
-        return np.asarray(_divergence(beta, scale, np.float64(order), margin_scale) <= divergence)
-
-    return _least_noise(fits, distance, margin_scale, f"divergence {divergence:g} at order {order:g}")
-
-
-def _least_noise(fits: Callable[[Array, Array], NDArray[np.bool_]], distance: float, margin_scale: float, budget: str) -> Calibration:
-    """Of many betas, each with its smallest scale that fits (rounded up), the one with the least noise at the guessed distance."""
     if not 0 <= distance < math.inf:
         raise SartorError(f"A distance is a number of moved votes, 0 or more, not {distance}.")
     _check_scale(1.0, margin_scale)
@@ -241,7 +222,9 @@ def _least_noise(fits: Callable[[Array, Array], NDArray[np.bool_]], distance: fl
     low, high = np.full(len(beta), -20.0), np.full(len(beta), 20.0)  # logarithms of the scale
     feasible = fits(beta, np.exp(high))
     if not feasible.any():
-        raise Infeasible(f"A release at {budget} is not possible: raise the budget or margin_scale ({margin_scale:g}).")
+        raise Infeasible(
+            f"A release at epsilon {epsilon:g} and delta {delta:g} is not possible: raise the budget or margin_scale ({margin_scale:g})."
+        )
     while np.max(high - low) > 1e-4:
         middle = (low + high) / 2
         enough = fits(beta, np.exp(middle))

@@ -2,7 +2,7 @@
 
 MNIST and Adult are as in the paper (its tables 3 and 4; noise and thresholds in votes of 250 teachers). For the bundled digits, where
 1,437 people are all there are, a hundred nearest neighbours teach and the student also looks at queries without a label: forests and
-networks need more records than fourteen each. Noise is chosen from public numbers there (`consensus`).
+networks need more records than fourteen each. Noise is chosen from public numbers there (`aggregator_for`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sartor.errors import SartorError
-from sartor.pate.aggregators import Confident, GNMax
+from sartor.pate.plan import Confident, GNMax
 
 MODELS = ("network", "forest", "neighbour")
 
@@ -21,7 +21,7 @@ class Usual:
 
     `model` are the teachers, one of `MODELS`, and `epochs` those of networks; `student` is "network", "forest" or "spreading". Where
     `typical_first`, queries are asked in the order of `queries.typical_first`. `aggregator` is in votes of `teachers`; None lets `kind`
-    have the noise that `consensus` chooses.
+    have the noise that `aggregator_for` chooses.
     """
 
     queries: int

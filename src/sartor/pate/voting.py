@@ -4,27 +4,33 @@ Under the bound that looks at the noise alone (`bound="independent"`), how many 
 has been spent; those are asked at once, then what they really cost is charged, and so on: the same queries are asked as one at a time
 would ask. Under `bound="dependent"`, the paper's way, each query's cost follows the votes themselves, so where voting stops, and what it
 spent, are private facts: for research on data that may be shown.
+
+What each release from an ensemble's folder was is kept by `sartor.run.charges`. A charge is kept with what was asked and, once there is
+one, with its answer, so that the same request can be answered again.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sartor.accounting import rdp
 from sartor.errors import SartorError, SartorWarning
 from sartor.pate import bounds
-from sartor.pate.account import Bound, PateAccount
-from sartor.pate.aggregators import NONE, Confident
-from sartor.pate.costs import Accountant, payable
-from sartor.pate.plan import PatePlan, whole
+from sartor.pate.account import Accountant, Bound, PateAccount, payable
+from sartor.pate.plan import NONE, Confident, PatePlan, whole
+from sartor.pate.publish import Published
 from sartor.pate.rows import per_row, row_count, sensitivities
+from sartor.run import charges, sealed
 from sartor.run.stream import Stream
 from sartor.run.witness import Poll, Test, witness_of
 
@@ -336,3 +342,85 @@ class Voting:
 def _counts(votes: NDArray[Any], classes: int, weights: Array) -> Array:
     """The weight of the votes for each class: (queries, classes)."""
     return np.stack([np.where(votes == label, weights, 0.0).sum(1) for label in range(classes)], axis=1)
+
+
+Request = Mapping[str, Any]
+_FOUND = ("labels", "asked", "answered", "weights")
+_ROWS = ("cost", "asked", "answered", "divergence")
+
+
+@dataclass(frozen=True, eq=False)
+class Charge:
+    """A release: its request, what an aggregation cost, or may cost at most until there is an answer, and the answer.
+
+    One without an account is the release of the spend, which costs the reserve.
+    """
+
+    request: Request = field(repr=False)
+    account: PateAccount | None = None
+    answer: Labels | Published | None = field(default=None, repr=False)
+
+
+class Charges(charges.Charges[Charge]):
+    """The charges in an ensemble's folder, oldest first."""
+
+    def __init__(self, folder: Path, secret: bytes, plan: PatePlan) -> None:
+        super().__init__(folder, secret, _packed, functools.partial(_unpacked, plan))
+
+    @property
+    def accounts(self) -> list[PateAccount]:
+        """The accounts of all aggregations."""
+        return [charge.account for charge in self.made if charge.account is not None]
+
+    @property
+    def labels(self) -> list[Labels]:
+        """The answers of all aggregations that have one."""
+        return [charge.answer for charge in self.made if isinstance(charge.answer, Labels)]
+
+    def told(self, request: Request) -> Labels | None:
+        """The latest aggregation that answered this very request."""
+        answers = (charge.answer for charge in reversed(self.made) if charge.request == request)
+        return next((found for found in answers if isinstance(found, Labels)), None)
+
+
+def request_of(
+    bound: str, accountant: Accountant | None, student: ArrayLike | None, labels: int | None, *, go_on: bool, seeded: bool
+) -> Request:
+    """Everything that decides what an aggregation answers, but the votes and what was made of them before: as JSON has it."""
+    known = accountant_of(bound, accountant)
+    given = None if student is None else np.asarray(student, float)
+    return {
+        "bound": bound,
+        "orders": None if known.orders is None else np.asarray(known.orders, float).tolist(),
+        "conversion": known.conversion,
+        "student": None if given is None else sealed.digest([str(given.shape).encode(), given.tobytes()]),
+        "labels": None if labels is None else whole(labels, "the number of labels", least=0),
+        "go_on": bool(go_on),
+        "seeded": seeded,
+    }
+
+
+def _packed(charge: Charge) -> dict[str, NDArray[Any]]:
+    account, answer, arrays = charge.account, charge.answer, {}
+    document: dict[str, Any] = {"request": charge.request, "queries": None if account is None else account.queries}
+    if account is not None:
+        arrays = {f"account {name}": getattr(account, name) for name in _ROWS if getattr(account, name) is not None}
+    if isinstance(answer, Published):
+        document["published"] = asdict(answer)
+    elif answer is not None:
+        arrays |= {name: getattr(answer, name) for name in _FOUND}
+    return {**arrays, "document": np.frombuffer(json.dumps(document).encode(), np.uint8)}
+
+
+def _unpacked(plan: PatePlan, stored: Mapping[str, NDArray[Any]]) -> Charge:
+    document = json.loads(stored["document"].tobytes())
+    request, queries = document["request"], document["queries"]
+    if queries is None:
+        return Charge(request, answer=Published(**document["published"]) if "published" in document else None)
+    accountant = Accountant(None if request["orders"] is None else np.array(request["orders"]), request["conversion"])
+    rows: dict[str, Any] = {name: stored.get(f"account {name}") for name in _ROWS}
+    account = PateAccount(plan, accountant, request["bound"], **rows, queries=int(queries), seeded=bool(request["seeded"]))
+    if "labels" not in stored:
+        return Charge(request, account)
+    labels, asked, answered, weights = (stored[name] for name in _FOUND)
+    return Charge(request, account, Labels(labels, asked, answered, account, weights))

@@ -22,11 +22,9 @@ from sartor.errors import AllDrawn, Infeasible, LargeDelta, NoNoise, RarelyUsed,
 from sartor.exposure import MOST_STEPS, MOST_UNITS
 from sartor.ownership import Ownership
 from sartor.plans.document import stages_of_turns
-from sartor.plans.filters import KINDS, LADDER
+from sartor.plans.filters import KINDS, LADDER, Asked, levels, priced, with_public
 from sartor.plans.plan import COMBINED, Plan
-from sartor.plans.prices import Asked, levels, priced, with_public
-from sartor.plans.problem import Parameters, Problem, Scheduled
-from sartor.plans.registry import Scheme, find
+from sartor.plans.problem import Parameters, Problem, Scheduled, Scheme, find
 from sartor.plans.stage import Stage
 
 Array = NDArray[np.float64]

@@ -22,9 +22,8 @@ from sartor.accounting import accountants, noise_for, rdp
 from sartor.accounting.solve import MOST_WASTE, Family, Search, are_few, expected_waste, intensities, interpolated, rare_rate
 from sartor.accounting.use import ever
 from sartor.errors import Infeasible, SartorError
-from sartor.plans.problem import Parameters, Problem, everyone
-from sartor.plans.registry import register
-from sartor.plans.scale import scale
+from sartor.plans.one_rate import scale
+from sartor.plans.problem import Parameters, Problem, everyone, register
 
 Array = NDArray[np.float64]
 

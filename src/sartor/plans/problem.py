@@ -1,4 +1,4 @@
-"""What a scheme is given and what it gives back.
+"""The schemes by name. A scheme turns a `Problem` into `Parameters`, or a schedule of rounds; the plan is built and checked around it.
 
 Public records are taken out before a scheme sees the groups and put back afterwards, so no scheme has a special case for them: by default
 they count as members of the most open finite group, with caps of the caller's they take the rate and clip that the caps say.
@@ -6,14 +6,15 @@ they count as members of the most open finite group, with caps of the caller's t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sartor import confidential
+from sartor.errors import SartorError
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -82,3 +83,41 @@ class Scheduled:
 def everyone(value: float, like: Array) -> Array:
     """One value for every group."""
     return np.full(len(like), float(value))
+
+
+Solver = Callable[..., Parameters | Scheduled]
+_S = TypeVar("_S", bound=Solver)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A way of turning budgets into parameters, and the options that it takes."""
+
+    name: str
+    solve: Solver
+    options: tuple[str, ...]
+
+
+_SCHEMES: dict[str, Scheme] = {}
+
+
+def register(name: str, *, options: tuple[str, ...] = ()) -> Callable[[_S], _S]:
+    """Make a scheme known under a name."""
+
+    def keep(solve: _S) -> _S:
+        _SCHEMES[name] = Scheme(name, solve, options)
+        return solve
+
+    return keep
+
+
+def schemes() -> tuple[str, ...]:
+    """The names of all schemes."""
+    return tuple(sorted(_SCHEMES))
+
+
+def find(name: str) -> Scheme:
+    """The scheme of this name."""
+    if name not in _SCHEMES:
+        raise SartorError(f'there is no scheme "{name}"; there are {", ".join(schemes())}.')
+    return _SCHEMES[name]

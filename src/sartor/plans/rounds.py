@@ -27,8 +27,7 @@ from sartor.confidential import FEWEST
 from sartor.errors import Infeasible, SartorError
 from sartor.numbers import several
 from sartor.plans import thresholds as thresholds_of
-from sartor.plans.problem import Problem, Scheduled
-from sartor.plans.registry import register
+from sartor.plans.problem import Problem, Scheduled, register
 from sartor.plans.search import searched, spread_steps
 from sartor.plans.spreads import Round, first_chances, solved
 from sartor.plans.thresholds import Threshold

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from sartor.accounting import accountants, rdp
 from sartor.accounting.solve import most_steps
 from sartor.errors import Infeasible, SartorError
-from sartor.plans.problem import Parameters, Problem, everyone
-from sartor.plans.registry import register
+from sartor.plans.problem import Parameters, Problem, everyone, register
 
 
 @register("sequential", options=("order",))

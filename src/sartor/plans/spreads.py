@@ -38,7 +38,7 @@ from sartor.accounting.bracket import largest_fitting
 from sartor.accounting.gaussian import mu_for
 from sartor.accounting.losses import Pair
 from sartor.errors import Infeasible
-from sartor.plans.prices import levels
+from sartor.plans.filters import levels
 from sartor.plans.problem import Problem
 
 Array = NDArray[np.float64]

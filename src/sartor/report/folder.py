@@ -43,8 +43,8 @@ from torch import nn
 from sartor.budgets import Budgets
 from sartor.documents import read_json, read_toml
 from sartor.errors import SartorError
-from sartor.individual.answers import Release
 from sartor.individual.readings import Kind, Reading
+from sartor.individual.request import Release
 from sartor.individual.reserve import Reserve
 from sartor.plans import Plan
 from sartor.report import seal

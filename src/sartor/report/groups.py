@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sartor.errors import SartorError
-from sartor.individual.answers import Release
-from sartor.individual.deviations import deviation_in_groups
 from sartor.individual.fare import Fare
+from sartor.individual.release import deviation_in_groups
+from sartor.individual.request import Release
 from sartor.numbers import from_json_number
 from sartor.report import page, plots
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sartor.individual.answers import Release
+from sartor.individual.request import Release
 from sartor.plans import Plan
 from sartor.report import groups, page, plots
 

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from sartor.budgets import Budgets
 from sartor.errors import SartorError
-from sartor.individual.costs import Costs
+from sartor.individual.costs import Costs, Levels
 from sartor.individual.ladder import climb, fractions
-from sartor.individual.levels import Levels
 from sartor.individual.readings import Reading, Readings
 from sartor.plans import Plan
 from sartor.run.sampling import Draw

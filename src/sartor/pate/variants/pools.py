@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.pate.variants.request import Array, Counts, Request
+from sartor.pate.variants.registry import Array, Counts, Request
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sartor.pate.variants.registry import register
-from sartor.pate.variants.request import Request, Treatment
+from sartor.pate.variants.registry import Request, Treatment, register
 
 
 @register("standard")

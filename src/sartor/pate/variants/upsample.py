@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sartor.errors import Infeasible
-from sartor.pate.variants.registry import register
-from sartor.pate.variants.request import Counts, Request, Treatment
+from sartor.pate.variants.registry import Counts, Request, Treatment, register
 
 
 @register("upsample", duplicates=True)

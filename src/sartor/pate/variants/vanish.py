@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sartor.pate.variants.pools import pools
-from sartor.pate.variants.registry import register
-from sartor.pate.variants.request import Array, Counts, Request, Treatment
+from sartor.pate.variants.registry import Array, Counts, Request, Treatment, register
 
 _POWERS = np.linspace(0.25, 4.0, 76)
 

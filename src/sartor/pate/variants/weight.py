@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sartor.pate.variants.pools import pools
-from sartor.pate.variants.registry import register
-from sartor.pate.variants.request import Request, Treatment
+from sartor.pate.variants.registry import Request, Treatment, register
 
 
 @register("weight", apart=True)
