@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import sartor
 from sartor.ownership import Ownership
-from sartor.sgd import NotCompared, OutOfTurn, unwrap
+from sartor.sgd import NotCompared, OutOfTurn, Stream, unwrap
 from sartor.sgd import private as making
 from sartor.sgd.checkpoint import FIRST, fingerprint
 from sartor_testing.private_runs import (
@@ -103,6 +103,18 @@ def test_a_resumed_run_draws_other_coins_and_noise_than_the_one_before(tmp_path)
     fitted(callbacks=[lambda progress: whole.append(flat(progress.model))])
     assert all(torch.equal(one, other) for one, other in zip(first, whole, strict=False))
     assert not any(torch.equal(one, other) for one in again for other in whole)
+
+
+def test_every_start_of_a_seeded_run_has_the_key_of_its_number(tmp_path):
+    for number in range(3):
+        model, optimizer, loader = private(plan=planned("scale", STEPS), seed=1)
+        loader.checkpoint(tmp_path, every=2, resume=number > 0)
+        take(model, optimizer, next(iter(loader)))
+        own = Stream(1)
+        own.incarnate(number)
+        assert loader.run.stream.generator("noise", 0).random() == own.generator("noise", 0).random()
+        assert entry(tmp_path)["incarnation"] == number
+        loader.let_go()
 
 
 def test_the_model_goes_on_from_the_newest_checkpoint(tmp_path):
