@@ -573,6 +573,20 @@ def test_disorderly_restarts_are_limited_and_orderly_ones_are_not(tmp_path):
     assert fitted(plan=plan, checkpoints=sartor.Checkpoints(tmp_path, restarts=3, resume=True)).steps == 40
 
 
+def test_a_crash_before_the_first_charge_of_a_start_counts_as_any_other(tmp_path):
+    stopped_at(5, tmp_path)
+
+    def crashes():
+        _, _, loader = private(dropping(), planned("scale", STEPS))
+        loader.checkpoint(tmp_path, resume=True, restarts=2)
+        loader.let_go()
+
+    crashes()
+    crashes()
+    with refused("taken up 2 times after crashes"):
+        crashes()
+
+
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with refused("holds no checkpoint"):
