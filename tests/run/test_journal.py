@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from sartor.errors import SartorError
+from sartor.run import journal as journals
 from sartor.run.journal import Entry, Journal, exists, is_begun, remove
 
 FIRST = b"model and all else"
@@ -100,6 +101,36 @@ def test_a_run_begins_where_the_first_charge_of_another_was_broken_off(tmp_path)
     (tmp_path / "00000001.safetensors").write_bytes(b"whole, and named by no journal")
     assert not exists(tmp_path)
     begun(tmp_path)
+
+
+def test_a_stop_amid_a_charge_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    journal, inner = begun(tmp_path), journals.write_private
+
+    def stopped(path, content, **how):
+        if path.name == "journal.json":
+            raise KeyboardInterrupt
+        inner(path, content, **how)
+
+    monkeypatch.setattr(journals, "write_private", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        journal.write(Entry(charged=20), b"later")
+    journal.close()
+    again = Journal.resume(tmp_path)
+    assert (again.entry.charged, again.content()) == (10, FIRST)
+
+
+def test_of_two_that_begin_at_once_one_does(tmp_path, monkeypatch):
+    inner = journals.lock
+
+    def late(*folder, **how):
+        monkeypatch.setattr(journals, "lock", inner)
+        begun(tmp_path).close()
+        return inner(*folder, **how)
+
+    monkeypatch.setattr(journals, "lock", late)
+    with refused("holds a run already"):
+        Journal.begin(tmp_path)
+    assert Journal.resume(tmp_path).content() == FIRST
 
 
 def test_one_process_works_in_a_folder_at_a_time(tmp_path):
