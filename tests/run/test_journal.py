@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import pickle
+import shutil
 import stat
 from dataclasses import replace
 
@@ -103,11 +104,12 @@ def test_a_run_begins_where_the_first_charge_of_another_was_broken_off(tmp_path)
     begun(tmp_path)
 
 
-def test_a_stop_amid_a_charge_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", [".safetensors", ".json"])
+def test_a_stop_amid_a_charge_leaves_the_checkpoint_before(tmp_path, monkeypatch, kind):
     journal, inner = begun(tmp_path), journals.write_private
 
     def stopped(path, content, **how):
-        if path.name == "journal.json":
+        if path.suffix == kind:
             raise KeyboardInterrupt
         inner(path, content, **how)
 
@@ -117,6 +119,17 @@ def test_a_stop_amid_a_charge_leaves_the_checkpoint_before(tmp_path, monkeypatch
     journal.close()
     again = Journal.resume(tmp_path)
     assert (again.entry.charged, again.content()) == (10, FIRST)
+
+
+def test_a_journal_that_a_copy_of_the_run_wrote_is_another_one_though_it_says_the_same(tmp_path):
+    begun(tmp_path / "one").close()
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    one, other = (Journal.resume(tmp_path / name) for name in ("one", "other"))
+    for journal in (one, other):
+        journal.write(Entry(charged=20), b"later")
+    shutil.copy(tmp_path / "other" / "journal.json", tmp_path / "one" / "journal.json")
+    with refused("was changed by another process or by hand"):
+        one.write(Entry(charged=30), b"latest")
 
 
 def test_of_two_that_begin_at_once_one_does(tmp_path, monkeypatch):
