@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto
 # plain BLAS, and two threads in each worker. The largest network takes such kernels a minute; its layers are tried one by one.
 NUMERICAL := tests/test_kernels.py tests/test_exposure.py tests/accounting tests/plans/test_figures.py tests/plans/test_schemes.py \
 	tests/sgd/gradients $(addprefix tests/run/test_,stream.py sampling.py) \
-	$(addprefix tests/sgd/test_,private.py odd_models.py alone.py checkpoint.py) \
+	$(addprefix tests/sgd/test_,private.py odd_models.py property.py checkpoint.py) \
 	$(addprefix tests/pate/test_,bounds.py costs.py smooth.py voting.py pate_plan.py) \
 	$(addprefix tests/federated/test_,federated_plan.py rounds.py server.py)
 DISPATCHED := from numpy._core._multiarray_umath import __cpu_dispatch__ as best, __cpu_features__ as here

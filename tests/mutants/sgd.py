@@ -319,8 +319,8 @@ def clip_per_record_instead_of_per_holder(patch):
     """Every record is clipped by itself, however many a holder has."""
     right = Draws._cut
 
-    def one_by_one(self, step, records, counts, clips, seed, size):
-        return right(self, step, records, np.ones_like(records), clips.repeat_interleave(torch.tensor(counts)), seed, size)
+    def one_by_one(self, step, records, counts, clips, size):
+        return right(self, step, records, np.ones_like(records), clips.repeat_interleave(torch.tensor(counts)), size)
 
     patch.setattr(Draws, "_cut", one_by_one)
 
@@ -332,7 +332,7 @@ def split_holder_clipped_in_every_piece(patch):
 
     def apart(self, step):
         for piece in right(self, step):
-            yield Piece(step, piece.number, piece.indices, piece.clips, piece.last, piece.seed, piece.owners, piece.shares)
+            yield Piece(step, piece.number, piece.indices, piece.clips, piece.last, piece.owners, piece.shares)
 
     patch.setattr(Draws, "pieces", apart)
 

@@ -245,3 +245,43 @@ def test_a_journal_is_neither_copied_nor_pickled(tmp_path):
     for made in (copy.copy, copy.deepcopy, pickle.dumps):
         with refused("cannot be copied or pickled"):
             made(journal)
+
+
+def test_a_charge_that_was_cut_off_is_settled_by_the_next(tmp_path, monkeypatch):
+    """Whether the journal was replaced or not, and however often: what stands afterwards is one journal and its checkpoint."""
+    journal = begun(tmp_path)
+    replace_file, cut = os.replace, []
+
+    def stopped(source, target):
+        if len(cut) < 4 and str(target).endswith("journal.json"):
+            cut.append(1)
+            if len(cut) % 2:
+                replace_file(source, target)
+            raise KeyboardInterrupt
+        replace_file(source, target)
+
+    monkeypatch.setattr(os, "replace", stopped)
+    for charged in range(11, 15):
+        with pytest.raises(KeyboardInterrupt):
+            journal.write(Entry(charged=charged), b"%d" % charged)
+        (tmp_path / "copy").mkdir(exist_ok=True)
+    journal.write(Entry(charged=20), b"last")
+    journal.close()
+    again = Journal.resume(tmp_path)
+    assert (again.entry.charged, again.content()) == (20, b"last")
+
+
+def test_a_charge_that_was_cut_off_twice_and_then_killed_can_be_taken_up(tmp_path, monkeypatch):
+    journal = begun(tmp_path)
+    real = journals.holding
+
+    def stopped(place):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(journals, "holding", stopped)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            journal.write(Entry(charged=20), b"never named")
+    monkeypatch.setattr(journals, "holding", real)
+    journal.close()
+    assert Journal.resume(tmp_path).entry.charged == 10

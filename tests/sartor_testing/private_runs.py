@@ -207,7 +207,8 @@ def is_charged_ahead(folder, step: int = 5, **settings) -> bool:
 
     def adding(self, sums, step):
         released = noisy(self, sums, step)
-        noises.append(released[next(iter(released))].flatten()[0] - sums[next(iter(sums))].flatten()[0] / self.plan.batch)
+        name = next(iter(released))
+        noises.append((released[name] - sums[name] / self.plan.batch).flatten()[:4].tolist())
         return released
 
     def writing(self, entry, checkpoint=None):
@@ -221,5 +222,5 @@ def is_charged_ahead(folder, step: int = 5, **settings) -> bool:
         stopped_at(step, folder, **settings)
         starts[0] += 1
         account = fitted(checkpoints=sartor.Checkpoints(folder, resume=True), **settings).account
-    fresh = len({round(float(noise), 5) for noise in noises}) == len(noises)
+    fresh = len({tuple(round(value, 5) for value in noise) for noise in noises}) == len(noises)
     return kept and fresh and charges == sorted(charges) and account.charged == charges[-1] == account.plan.steps and account.lost <= 2

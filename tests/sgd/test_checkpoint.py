@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import stat
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from sartor_testing.private_runs import (
     fitted,
     flat,
     is_charged_ahead,
+    net,
     people,
     planned,
     private,
@@ -439,6 +441,7 @@ def unwrapped(items):
     return torch.stack([item.inputs for item, _ in items]), torch.tensor([target for _, target in items])
 
 
+@pytest.mark.filterwarnings("ignore::sartor.sgd.checkpoint.NotCompared")  # of the objects
 @pytest.mark.parametrize(("dataset", "collate"), [(Subset(records(), range(HOLDERS)), None), (Objects(), unwrapped)])
 def test_data_sets_of_other_kinds_resume(tmp_path, dataset, collate):
     stopped_at(5, tmp_path, dataset=dataset, collate=collate)
@@ -749,6 +752,71 @@ def test_an_optimizer_state_carries_the_steps_and_never_lowers_a_count():
     plain = torch.optim.SGD(third.parameters(), lr=0.5).state_dict()
     fourth.load_state_dict(plain)
     assert fourth.account().steps == 5
+
+
+def test_a_state_that_was_saved_amid_a_round_spends_all_of_it():
+    """Its coins fell in another process: tossed again, they would let more people into the round than it says."""
+    plan = sartor.plan(people(), "rounds", steps=20, batch=20, threshold=[1.5, 2.5, 5.0, 9.0], accountant="rdp")
+    end = plan.stages[0].steps
+    model, optimizer, loader = private(None, plan)
+    take(model, optimizer, next(iter(loader)))
+    state = optimizer.state_dict()
+    again, second, rest = private(None, plan)
+    second.load_state_dict(state)
+    assert second.account().steps == end > 1
+    take(again, second, next(iter(rest)))
+    with pytest.raises(OutOfTurn, match="before the first batch"):
+        second.load_state_dict({**state, "sartor": {**state["sartor"], "run": "a third"}})
+
+
+def test_what_a_loaded_state_has_spent_is_on_the_disk_before_any_other_step(tmp_path):
+    plan = planned("scale", STEPS)
+    model, optimizer, loader = private(None, plan)
+    take(model, optimizer, next(iter(loader)))
+    state = optimizer.state_dict()
+    again, second, rest = private(None, plan)
+    rest.checkpoint(tmp_path, every=2)
+    second.load_state_dict(state)
+    batches = iter(rest)
+    take(again, second, next(batches))
+    assert entry(tmp_path)["charged"] == 3
+    with pytest.raises(OutOfTurn, match="before the first batch"):
+        second.load_state_dict({**state, "sartor": {**state["sartor"], "run": "a third"}})
+    second.load_state_dict(state)  # it is counted already
+    rest.let_go()
+    last, third, end = private(None, plan)
+    end.checkpoint(tmp_path, resume=True)
+    third.load_state_dict(state)
+    assert (third.account().steps, third.account().continued) == (3, True)
+    unwrap(last, third)
+
+
+def test_a_run_that_could_not_be_taken_up_takes_no_step(tmp_path):
+    stopped_at(5, tmp_path)
+    model, optimizer, loader = private(net(), planned("scale", STEPS))
+    with refused("another model"):
+        loader.checkpoint(tmp_path, resume=True)
+    with pytest.raises(sartor.SartorError):
+        iter(loader)
+    unwrap(model, optimizer)
+
+
+class Held:
+    def __init__(self, x):
+        self.x = x
+
+
+def test_records_that_show_nothing_are_said_not_to_be_compared():
+    class Hidden(Rows):
+        def __getitem__(self, i):
+            return Held(self.value), 0
+
+    with pytest.warns(NotCompared, match="an object of Held"):
+        assert fingerprint(planned(), people(), Hidden(1), None)["records"] == str(HOLDERS)
+    mapped = [Rows(1), Rows(2)]
+    for data in mapped:
+        data.__class__ = type("Mapped", (Rows,), {"__getitem__": lambda self, i: UserDict(x=torch.tensor(self.value))})
+    assert len({fingerprint(planned(), people(), data, None)["records"] for data in mapped}) == 2
 
 
 def test_a_child_that_was_forked_takes_no_step_and_no_batch():

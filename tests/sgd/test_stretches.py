@@ -193,7 +193,7 @@ def test_draws_and_steps_out_of_a_stretch_are_refused():
     stretches = loader.draws.stretches
     with pytest.raises(SartorError, match="another stretch"):
         stretches.within(Draw(0, np.arange(2), np.ones(2)))
-    with pytest.raises(SartorError, match="none is left out"):
+    with pytest.raises(SartorError, match="from the first step of a stretch"):
         stretches.begin(REFRESH)
     stretches.begin(0)
     with pytest.raises(SartorError, match="another stretch"):

@@ -38,6 +38,7 @@ def train(
     config: Annotated[str | None, typer.Option(metavar="FILE", help="TOML with any of these options; the command line wins.")] = None,
     out: Annotated[str | None, typer.Option(metavar="RUN", help="Folder to keep the run in.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")] = False,
+    restarts: Annotated[int, typer.Option("--restarts", metavar="N", help="How often a run may go on after crashes.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Train a model so that every holder gets the privacy that they asked for."""
@@ -53,7 +54,7 @@ def train(
         if not json:
             show(_introduction(job))
             show(job.plan)
-        result = carried_out(job, folder, resume)
+        result = carried_out(job, folder, resume, restarts)
         account = result.account.to_json()
         groups = [{key: group[key] for key in ("epsilon", "holders", "spent")} for group in account["groups"]]
         if json:
@@ -67,13 +68,13 @@ def train(
         show(_conclusion(job, result, folder))
 
 
-def carried_out(job: Job, folder: RunFolder | None, resume: bool) -> Result:
+def carried_out(job: Job, folder: RunFolder | None, resume: bool, restarts: int = 20) -> Result:
     """Train, and leave in the folder what a run leaves there."""
     if folder is not None and not resume:  # last of all: whatever went wrong before has left no run behind
         folder.create(job.asked.to_document(job.recipe), job.plan, job.budgets)
     if folder is not None:
         folder.releases(job.plan)  # which the page will need: read now, so that no step is taken for a run that could not end
-    result = _fitted(job, folder, resume)
+    result = _fitted(job, folder, resume, restarts)
     if folder is not None:
         _keep(job, folder, result)
     return result
@@ -108,11 +109,11 @@ def _resumed(asked: TrainSettings, config: str | None, folder: RunFolder | None)
     return TrainSettings.from_document(folder.resume(), "config.toml")
 
 
-def _fitted(job: Job, folder: RunFolder | None, resume: bool) -> Result:
+def _fitted(job: Job, folder: RunFolder | None, resume: bool, restarts: int) -> Result:
     from sartor.sgd import Checkpoints, NotFinite
 
     try:
-        return _fit(job, None if folder is None or _has_members(job) else Checkpoints(folder.checkpoint, resume=resume))
+        return _fit(job, None if folder is None or _has_members(job) else Checkpoints(folder.checkpoint, resume=resume, restarts=restarts))
     except NotFinite as stop:
         if folder is not None:
             folder.write_account({**stop.account.to_json(), "ended": str(stop)})

@@ -142,7 +142,7 @@ class Journal:
     @property
     def is_charged(self) -> bool:
         """Whether anything was charged here, or may have been when a signal came."""
-        return self._number > 0
+        return self._number > 0 or len(self._stands) > 1
 
     def content(self) -> bytes:
         """The checkpoint that stands."""
@@ -158,24 +158,32 @@ class Journal:
             SartorError: if the folder is no longer this process's, or anybody else has written.
         """
         self._lock.check()
-        self._number += 1
-        file, found = self._file, self._digest
-        if checkpoint is not None:
-            file, found = f"{self._number:08d}.safetensors", digest([checkpoint])
-            write_private(self.folder / file, checkpoint)
-        written = self._document(entry, file, found)
         place = self.folder / _JOURNAL
+        if len(self._stands) > 1:
+            self._settle(read_private(place))
+        number, file, found = self._number + 1, self._file, self._digest
+        if checkpoint is not None:
+            file, found = f"{number:08d}.safetensors", digest([checkpoint])
+            write_private(self.folder / file, checkpoint)
+        written = self._document(entry, number, file, found)
         with holding(place) as there:
             if there not in self._stands:
                 raise SartorError(f"{place} was changed by another process or by hand: this run charges nothing more; start again.")
             self._stands = (there, written)
             write_private(place, written)
-        self.entry, self._file, self._digest, self._stands = entry, file, found, (written,)
+        self.entry, self._number, self._file, self._digest, self._stands = entry, number, file, found, (written,)
         self._sweep()
 
-    def _document(self, entry: Entry, file: str = "", found: str = "") -> bytes:
+    def _settle(self, there: bytes) -> None:
+        """Go on from the journal that stands, after a signal had cut a write off."""
+        found = _opened(there) if there in self._stands else None
+        if found is not None:
+            self.entry, self._number, self._file, self._digest = found
+            self._stands = (there,)
+
+    def _document(self, entry: Entry, number: int = 0, file: str = "", found: str = "") -> bytes:
         """The journal as it is written, of which there is no second one."""
-        document = {"about": _ABOUT, "number": self._number, "run": asdict(entry), "checkpoint": file, "digest": found}
+        document = {"about": _ABOUT, "number": number, "run": asdict(entry), "checkpoint": file, "digest": found}
         return json.dumps({**document, "mark": secrets.token_hex(8)}, indent=1).encode()
 
     def give_back(self, charged: int, *, lost: int, over: bool, checkpoint: bytes | None) -> None:

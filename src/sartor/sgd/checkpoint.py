@@ -21,7 +21,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from sartor.budgets import Budgets
@@ -30,6 +29,7 @@ from sartor.ownership import Ownership
 from sartor.plans import Plan
 from sartor.run.journal import Journal
 from sartor.run.sealed import digest
+from sartor.sgd.batches import leaves
 from sartor.sgd.forks import forked
 from sartor.sgd.options import Checkpoints
 
@@ -66,12 +66,15 @@ def _of_records(dataset: Any) -> str:
     if type(dataset) is ConcatDataset:
         return digest(_of_records(part).encode() for part in dataset.datasets)
     places = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _SAMPLED)).astype(int)).tolist()
-    with forked():
-        first, again = (digest(_bytes(leaf) for i in places for leaf in tree_leaves(dataset[i])) for _ in range(2))
-    if first == again:
-        return digest([str(len(dataset)).encode(), first.encode()])
-    sentence = "records differ each time they are fetched, so a resumed run compares their number alone: give it the same data set."
-    warnings.warn(sentence, NotCompared, stacklevel=5)
+    try:
+        with forked():
+            first, again = (digest(_bytes(leaf) for i in places for leaf in leaves(dataset[i])) for _ in range(2))
+        if first == again:
+            return digest([str(len(dataset)).encode(), first.encode()])
+        why = "records differ each time they are fetched"
+    except TypeError as error:
+        why = f"records hold {error}, which does not show what is in it"
+    warnings.warn(f"{why}, so a resumed run compares their number alone: give it the same data set.", NotCompared, stacklevel=5)
     return str(len(dataset))
 
 
@@ -81,8 +84,9 @@ def _bytes(value: Any) -> bytes:
         return f"{value.dtype} {tuple(value.shape)}".encode() + bytes(value.reshape(-1).view(torch.uint8).numpy())
     if isinstance(value, np.ndarray) and value.dtype != object:
         return f"{value.dtype} {value.shape}".encode() + np.ascontiguousarray(value).tobytes()
-    plain = value is None or isinstance(value, str | bytes | bool | int | float | np.generic)
-    return f"{type(value).__qualname__} {value!r}".encode() if plain else type(value).__qualname__.encode()
+    if value is None or isinstance(value, str | bytes | bool | int | float | np.generic):
+        return f"{type(value).__qualname__} {value!r}".encode()
+    raise TypeError(f"an object of {type(value).__qualname__}")
 
 
 class Keeper:
@@ -109,6 +113,7 @@ class Keeper:
                 self._take_up()
             except BaseException:
                 self._journal.close()
+                loader.run.stop()  # half of it may be in place already, and none of it is charged
                 raise
             return
         self._journal = Journal.begin(asked.folder)

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from sartor.budgets import Budgets
-from sartor.errors import Exhausted, SartorError
+from sartor.errors import SartorError
 from sartor.individual.readings import Reading
 from sartor.ownership import Ownership
 from sartor.sgd.check import Kept
@@ -75,14 +75,9 @@ class PrivateLoader:
         return self.run.left
 
     def __iter__(self) -> Iterator[Any]:
-        if not len(self) and not self._is_taken_up:
-            raise Exhausted(f"this run ended after its step {self.run.steps}: no further batch can be drawn from it.")
+        if not len(self) and not (self._keeper is not None and self._keeper.is_taken_up):  # of what was kept there may be no rest
+            raise self.run.exhausted()
         return self._batches()
-
-    @property
-    def _is_taken_up(self) -> bool:
-        """Whether this is the rest of a run that was kept, of which there may be none."""
-        return self._keeper is not None and self._keeper.is_taken_up
 
     def __enter__(self) -> Self:
         self._signals.enter_context(as_ctrl_c())

@@ -8,14 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sartor.errors import SartorError
-from sartor.sgd.batches import cut, has_rows, leaves
-
-_SEEDS = 4
+from sartor.sgd.batches import leaves
 
 
 class Loss:
@@ -26,7 +23,7 @@ class Loss:
 
     def __init__(self, given: Callable[..., Tensor] | None) -> None:
         self._given: Callable[..., Tensor] = functional.cross_entropy if given is None else given
-        self._mean, self._checked = True, False
+        self._mean = True
         self._keywords: dict[str, str] = {}
         reduction = getattr(self._given, "reduction", None)
         if isinstance(self._given, nn.Module) and isinstance(reduction, str):
@@ -42,9 +39,6 @@ class Loss:
         """One loss per example."""
         value = self._given(outputs, targets, **self._keywords)
         _refuse_unless_per_example(value, outputs, targets)
-        if not self._checked and len(value) > 1:
-            self._refuse_mixing(value, outputs, targets)
-            self._checked = True
         flat = value.reshape(len(value), -1)
         if not self._mean:
             return flat.sum(1)
@@ -53,45 +47,6 @@ class Loss:
         # over an example's own positions: how far a batch is padded follows the longest record of others
         own: Tensor = (targets != self._ignored).reshape(len(value), -1).sum(1)
         return flat.sum(1) / own.clamp_min(1)
-
-    def _refuse_mixing(self, value: Tensor, outputs: Any, targets: Any) -> None:
-        """An example's loss must be the same whoever else is in the batch; a shape that broadcasts (n, 1) against (n) is not.
-
-        An early test with a sentence of its own. What it cannot tell (outputs that cannot be cut, losses that cannot take one example or
-        draw random numbers) is left to `sartor.sgd.property`.
-        """
-        rows = len(value)
-        if not any(has_rows(leaf, rows) for leaf in leaves(outputs)):
-            return
-        for begin in (0, rows - 1):
-            try:
-                alone = self._again(*cut((outputs, targets), begin, begin + 1, rows))
-            except Exception:
-                return
-            if not isinstance(alone, Tensor) or not alone.dim() or len(alone) != 1:
-                return
-            same_shape = alone.shape[1:] == value.shape[1:]
-            if same_shape and (_close(alone, value[begin : begin + 1]) or self._is_random(outputs, targets)):
-                continue
-            raise SartorError(
-                "an example's loss depends on the others in its batch, so no one's influence can be bounded; compare the shapes of "
-                "outputs and targets: (n, 1) against (n) makes n x n losses."
-            )
-
-    def _again(self, outputs: Any, targets: Any, seed: int = 0) -> Any:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return self._given(outputs, targets, **self._keywords)
-
-    def _is_random(self, outputs: Any, targets: Any) -> bool:
-        """Whether the loss draws random numbers; one that differs under the same ones remembers what it has seen, and is refused."""
-        first, again, *others = (self._again(outputs, targets, seed) for seed in (0, *range(_SEEDS)))
-        if not _close(first, again):
-            raise SartorError(
-                "the loss gives other numbers for the same outputs and targets when it is asked again: it remembers what it has seen "
-                "(a moving average), or draws random numbers that are not torch's; let it follow outputs and targets alone."
-            )
-        return not all(_close(first, other) for other in others)
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
@@ -102,6 +57,12 @@ def pair(batch: Any) -> tuple[Any, Any]:
 
 
 def _refuse_unless_per_example(value: Tensor, outputs: Any, targets: Any) -> None:
+    tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    if tensors and value.numel() > max(outputs.numel(), targets.numel()):
+        raise SartorError(
+            "the loss makes more numbers than there are outputs, so it mixes examples; compare the shapes of outputs and targets: (n, 1) "
+            "against (n) makes n x n losses."
+        )
     counts = _counts(outputs, targets)
     if value.dim() and len(value) in counts:
         return
@@ -127,10 +88,6 @@ def _counts(outputs: Any, targets: Any) -> set[int]:
 def _lengths(value: Any) -> set[int]:
     own = {len(value)} if isinstance(value, list) else set()
     return own | {len(leaf) for leaf in leaves(value) if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim}
-
-
-def _close(one: Tensor, two: Tensor) -> bool:
-    return one.shape == two.shape and torch.allclose(one, two, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def _ignored(loss: Callable[..., Any]) -> int | None:

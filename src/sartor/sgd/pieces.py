@@ -52,11 +52,6 @@ class Piece:
         """Records."""
         return len(self.indices)
 
-    @property
-    def clips_of_rows(self) -> Tensor:
-        """The clip of each record's holder."""
-        return self.clips if self.owners is None else self.clips[self.owners.of_row]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Draws:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,6 @@ def make_private(
     tracking: Tracking | None = None,
     seed: int | None = None,
     stream: Stream | None = None,
-    kernels: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """The model, an optimizer and a loader that train it under a plan; the loop around them stays as it is.
@@ -106,7 +105,7 @@ def make_private(
     check_parameters(model, optimizer)
     source = stream if stream is not None else Stream(seed)
     sampler = PoissonSampler(plan, budgets, source, filtered=way is not None)
-    engine = PerExample(model, kernels=Kernels(kernels, measure=not source.seeded), exact=needs_float64(plan))
+    engine = PerExample(model, kernels=Kernels(measure=not source.seeded), exact=needs_float64(plan))
     try:
         size = _physical(max_physical_batch, engine, dataset, collate)
         records = len(dataset)  # type: ignore[arg-type]

@@ -114,7 +114,7 @@ class Run:
             OutOfTurn: after the first step, or beyond the plan.
         """
         if self._steps or self._piece is not None or not 0 <= lost <= step <= self.plan.steps:
-            raise OutOfTurn("a run continues another one before its own first step, and never backwards.")
+            raise OutOfTurn("take up a kept run first (resume=True), before an optimizer's state is loaded or a step is taken.")
         self._steps, self._lost, self._seeded = step, lost, self._seeded or seeded
         self.name, self.counted = name, dict(counted)
         self.drawn = self.charged = step
@@ -129,12 +129,22 @@ class Run:
             raise OutOfTurn("load an optimizer's state between two batches.")
         if of == self.name:
             return  # they are counted here already
-        position = self._steps + max(0, steps - self.counted.get(of, 0))
+        more = steps - self.counted.get(of, 0)
+        if more <= 0:
+            return
+        tosses = bool(np.any(self.plan.parts.inclusion < 1))
+        if self.charged or (tosses and self._steps):
+            raise OutOfTurn(
+                "load an optimizer's state before the first batch: what it has spent must be on the disk before any other step."
+            )
+        position = self._steps + more
+        if tosses:  # the coins of a round that was begun elsewhere fell there, so all of it is spent
+            position = int(min((end for end in self.plan.parts.last if end >= position), default=position))
         if position > self.plan.steps:
             raise SartorError(
                 f"the state has {steps} steps of this plan and the run {self._steps}: together more than the plan's {self.plan.steps}."
             )
-        self.counted[of] = max(steps, self.counted.get(of, 0))
+        self.counted[of] = steps
         self._steps = position
         self.drawn = max(self.drawn, position)
 
@@ -204,6 +214,11 @@ class Run:
         if self._check is not None:
             self._check.begin(piece.rows, piece.owners)
 
+    def exhausted(self) -> Exhausted:
+        """Give what to raise where no step is left."""
+        done = self._steps == self.plan.steps
+        return Exhausted(f"the plan's {self._steps} steps are done." if done else f"this run ended after its step {self._steps}.")
+
     def refuse_changes(self) -> None:
         """Whether the forward pass changed a parameter or buffer."""
         self._kept.refuse_changes()
@@ -223,8 +238,7 @@ class Run:
         piece = self._piece
         if piece is None:
             if not self.left:
-                done = self._steps == self.plan.steps
-                raise Exhausted(f"the plan's {self._steps} steps are done." if done else f"this run ended after its step {self._steps}.")
+                raise self.exhausted()
             raise OutOfTurn("a step needs a batch from the private loader, and each batch is stepped once.")
         if not self.engine.has_gradients:
             raise OutOfTurn(

@@ -1,7 +1,7 @@
 """Which of several ways to form the same gradients is used for a layer: decided once per layer, by measuring or by a rule.
 
-Measuring finds the fastest on this machine, but two runs may then round differently; a run that must be repeated bit for bit (a seeded one,
-or one that resumes) takes the choices that are recorded, or those of the rule.
+Measuring finds the fastest on this machine, but two runs may then round differently; a run that must be repeated bit for bit, as a seeded
+one, takes the choices of the rule.
 """
 
 from __future__ import annotations
