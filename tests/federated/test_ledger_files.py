@@ -214,6 +214,16 @@ def test_rounds_written_by_another_are_read_before_every_charge(tmp_path):
             ledger.charge()
 
 
+def test_rounds_that_a_copy_of_the_run_charged_are_others_though_they_say_the_same(tmp_path):
+    made(tmp_path / "one").close()
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    with Ledger(tmp_path / "one") as one, Ledger(tmp_path / "other") as other:
+        assert one.charge() == other.charge() == 0
+        shutil.copy(tmp_path / "other" / "rounds.json", tmp_path / "one" / "rounds.json")
+        with pytest.raises(SartorError, match="changed by another server"):
+            one.charge()
+
+
 SERVE = """
 import sys
 from types import SimpleNamespace

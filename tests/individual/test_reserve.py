@@ -64,6 +64,20 @@ def names(folder: Path) -> list[str]:
 # --- what it costs ---
 
 
+def test_a_charge_that_followed_another_one_is_noticed(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    Reserve.create(one, PLAN)
+    shutil.copytree(one, other)
+    for folder, first in ((one, 0.02), (other, 0.03)):
+        for epsilon in (first, 0.05):
+            Reserve(folder, PLAN).release(ACCOUNTS, Request(), epsilon=epsilon)
+    (one / "answer-00001").unlink()
+    assert Reserve(one, PLAN).spent == pytest.approx(0.07)
+    shutil.copy(other / "charge-00001", one / "charge-00001")
+    with pytest.raises(SartorError, match="damaged"):
+        Reserve(one, PLAN)
+
+
 def test_the_same_question_in_another_order_costs_once(tmp_path: Path) -> None:
     reserve, draw = Reserve.create(tmp_path / "reserve", PLAN), np.random.default_rng(1)
     of = Figures(ACCOUNTS.account, np.ones(150), np.ones(150), draw.integers(0, 3, 150))

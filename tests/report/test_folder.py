@@ -73,6 +73,18 @@ def test_a_folder_in_which_one_digit_was_changed_is_not_read(tmp_path, plan, nam
         read(folder)
 
 
+@pytest.mark.parametrize("name", ["config.toml", "plan.json", "plan-all.json", "budgets.npz"])
+@pytest.mark.parametrize("read", [RunFolder.config, RunFolder.plan])
+def test_an_interrupted_run_in_which_one_digit_was_changed_is_not_read(tmp_path, plan, name, read):
+    """It has no account, whose seal is of the plan too."""
+    folder = RunFolder(tmp_path / "run")
+    folder.create({"steps": 5}, plan, BUDGETS)
+    read(folder)
+    with_another_digit(folder.path / name)
+    with pytest.raises(sartor.SartorError, match=r"plan-all\.json was changed since the run wrote it"):
+        read(folder)
+
+
 @pytest.mark.parametrize("name", ["plan.json", "account.json"])
 def test_what_was_changed_is_noticed_in_a_copy_of_what_may_be_shown(tmp_path, plan, name):
     with RunFolder(tmp_path / "run") as folder:

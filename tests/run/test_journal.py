@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import pickle
+import shutil
 import stat
 from dataclasses import replace
 
@@ -101,6 +102,48 @@ def test_a_run_begins_where_the_first_charge_of_another_was_broken_off(tmp_path)
     (tmp_path / "00000001.safetensors").write_bytes(b"whole, and named by no journal")
     assert not exists(tmp_path)
     begun(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [".safetensors", ".json"])
+def test_a_stop_amid_a_charge_leaves_the_checkpoint_before(tmp_path, monkeypatch, kind):
+    journal, inner = begun(tmp_path), journals.write_private
+
+    def stopped(path, content, **how):
+        if path.suffix == kind:
+            raise KeyboardInterrupt
+        inner(path, content, **how)
+
+    monkeypatch.setattr(journals, "write_private", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        journal.write(Entry(charged=20), b"later")
+    journal.close()
+    again = Journal.resume(tmp_path)
+    assert (again.entry.charged, again.content()) == (10, FIRST)
+
+
+def test_a_journal_that_a_copy_of_the_run_wrote_is_another_one_though_it_says_the_same(tmp_path):
+    begun(tmp_path / "one").close()
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    one, other = (Journal.resume(tmp_path / name) for name in ("one", "other"))
+    for journal in (one, other):
+        journal.write(Entry(charged=20), b"later")
+    shutil.copy(tmp_path / "other" / "journal.json", tmp_path / "one" / "journal.json")
+    with refused("was changed by another process or by hand"):
+        one.write(Entry(charged=30), b"latest")
+
+
+def test_of_two_that_begin_at_once_one_does(tmp_path, monkeypatch):
+    inner = journals.lock
+
+    def late(*folder, **how):
+        monkeypatch.setattr(journals, "lock", inner)
+        begun(tmp_path).close()
+        return inner(*folder, **how)
+
+    monkeypatch.setattr(journals, "lock", late)
+    with refused("holds a run already"):
+        Journal.begin(tmp_path)
+    assert Journal.resume(tmp_path).content() == FIRST
 
 
 def test_one_process_works_in_a_folder_at_a_time(tmp_path):

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import sartor
 from sartor.ownership import Ownership
-from sartor.sgd import NotCompared, OutOfTurn, unwrap
+from sartor.sgd import NotCompared, OutOfTurn, Stream, unwrap
 from sartor.sgd import private as making
 from sartor.sgd.checkpoint import FIRST, fingerprint
 from sartor_testing.private_runs import (
@@ -105,6 +105,18 @@ def test_a_resumed_run_draws_other_coins_and_noise_than_the_one_before(tmp_path)
     fitted(callbacks=[lambda progress: whole.append(flat(progress.model))])
     assert all(torch.equal(one, other) for one, other in zip(first, whole, strict=False))
     assert not any(torch.equal(one, other) for one in again for other in whole)
+
+
+def test_every_start_of_a_seeded_run_has_the_key_of_its_number(tmp_path):
+    for number in range(3):
+        model, optimizer, loader = private(plan=planned("scale", STEPS), seed=1)
+        loader.checkpoint(tmp_path, every=2, resume=number > 0)
+        take(model, optimizer, next(iter(loader)))
+        own = Stream(1)
+        own.incarnate(number)
+        assert loader.run.stream.generator("noise", 0).random() == own.generator("noise", 0).random()
+        assert entry(tmp_path)["incarnation"] == number
+        loader.let_go()
 
 
 def test_the_model_goes_on_from_the_newest_checkpoint(tmp_path):
@@ -562,6 +574,20 @@ def test_disorderly_restarts_are_limited_and_orderly_ones_are_not(tmp_path):
     with refused("taken up 2 times after crashes"):
         fitted(plan=plan, checkpoints=sartor.Checkpoints(tmp_path, restarts=2, resume=True))
     assert fitted(plan=plan, checkpoints=sartor.Checkpoints(tmp_path, restarts=3, resume=True)).steps == 40
+
+
+def test_a_crash_before_the_first_charge_of_a_start_counts_as_any_other(tmp_path):
+    stopped_at(5, tmp_path)
+
+    def crashes():
+        _, _, loader = private(dropping(), planned("scale", STEPS))
+        loader.checkpoint(tmp_path, resume=True, restarts=2)
+        loader.let_go()
+
+    crashes()
+    crashes()
+    with refused("taken up 2 times after crashes"):
+        crashes()
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):

@@ -113,6 +113,37 @@ def test_an_orderly_stop_gives_back_only_what_was_never_drawn(tmp_path, monkeypa
     assert not before & set(drawn)
 
 
+def test_an_error_in_a_loop_of_ones_own_gives_nothing_back(tmp_path):
+    made = begun(tmp_path)
+    with pytest.raises(ZeroDivisionError), made[2]:
+        steps(made, 1)
+        raise ZeroDivisionError
+    assert (entry(tmp_path)["charged"], entry(tmp_path)["orderly"]) == (EVERY, False)
+    assert taken_up(tmp_path).lost == EVERY
+    assert entry(tmp_path)["restarts"] == 1
+
+
+def test_no_block_goes_beyond_its_round(tmp_path):
+    """The coins of the next round are tossed under a key that the checkpoint does not hold yet."""
+    plan = kill_child.rounds()
+    first, second = sorted(set(plan.parts.last.tolist()))[:2]
+    batches = steps(made := begun(tmp_path, every=plan.steps, plan=plan), 1)
+    while entry(tmp_path)["charged"] < first:
+        take(*made[:2], next(batches))
+    assert entry(tmp_path)["charged"] == first
+    while made[2].run.steps < first:
+        take(*made[:2], next(batches))
+    assert entry(tmp_path)["charged"] == first
+    take(*made[:2], next(batches))
+    assert first < entry(tmp_path)["charged"] <= second
+
+
+def test_the_state_of_an_optimizer_tells_all_steps_that_are_charged(tmp_path):
+    made = begun(tmp_path)
+    steps(made, 1)
+    assert made[1].state_dict()["sartor"]["steps"] == EVERY
+
+
 # -- one process
 
 

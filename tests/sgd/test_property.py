@@ -117,6 +117,15 @@ class MixesAsItFetches(Augmented):
         return [(0.7 * x + 0.3 * items[i - 1][0], y) for i, (x, y) in enumerate(items)]
 
 
+class ScalesAsItFetches(Augmented):
+    """Scales records by the largest one that comes with them; the first record is blank, and stays so whoever comes with it."""
+
+    def __getitems__(self, indices):
+        items = [(self.data[i][0] * (i > 0), self.data[i][1]) for i in indices]
+        most = max(1.0, *(float(x.abs().max()) for x, _ in items))
+        return [(x / most, y) for x, y in items]
+
+
 class TakesTheLastOff(Augmented):
     """Keeps the record that was fetched before."""
 
@@ -559,6 +568,7 @@ MIXED = {
     "the batch before, in a collate function": (linear, numbers, None, BeforeOff(), MEMORY),
     "fitted on the sixth batch": (linear, numbers, None, FittedOnce(6), f"{MIXES}|{MEMORY}"),
     "mixes as it fetches": (linear, MixesAsItFetches, None, None, MIXES),
+    "scales as it fetches, but for a blank record": (linear, ScalesAsItFetches, None, None, MIXES),
     "a cache between records": (linear, TakesTheLastOff, None, None, MEMORY),
     "in training alone": (layer(mixes_in_training), numbers, None, None, MIXES),
     "in training alone, lists": (layer(stacks), numbers, None, listed, MIXES),
@@ -889,6 +899,15 @@ def test_the_first_batch_of_two_holders_is_tested_and_a_few_at_random():
     assert 1 <= len(due) <= DRAWN
     looked = [number for number in range(9) if test.is_due(Piece(due[0], number, range(4), torch.ones(4), number == 8, pieces=9))]
     assert len(looked) == 1
+
+
+def test_any_piece_of_a_batch_may_be_the_one_that_is_tested():
+    looked = set()
+    for seed in range(20):
+        test = property_test(linear(), numbers(), steps=1)
+        test._stream, test._has_passed = Stream(seed), True
+        looked |= {number for number in range(3) if test.is_due(Piece(0, number, range(4), torch.ones(4), number == 2, pieces=3))}
+    assert looked == {0, 1, 2}
 
 
 def test_what_was_refused_is_refused_again():

@@ -534,6 +534,23 @@ def test_a_run_that_was_interrupted_amid_a_choice_keeps_the_stretch_before(tmp_p
     assert _ends(tmp_path, resume=True).account.lost <= 2
 
 
+def test_where_a_choice_was_interrupted_nothing_is_drawn_or_kept(monkeypatch):
+    """The readings are of the new stretch already, and the rungs of the one before."""
+    _, _, loader = tracked()
+    stretches, add = loader.draws.stretches, Readings.add
+
+    def halfway(self, level, steps):
+        add(self, level, steps)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Readings, "add", halfway)
+        stretches.begin(0)
+    for act in (lambda: stretches.begin(0), stretches.state, lambda: next(iter(loader))):
+        with pytest.raises(SartorError, match="is not certain"):
+            act()
+
+
 def test_a_loss_that_mixes_is_refused_in_the_pass():
     class Mixed(nn.Module):
         def forward(self, outputs, targets):
