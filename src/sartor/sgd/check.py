@@ -26,6 +26,7 @@ from sartor.sgd.gradients import Owners, PerExample
 EXAMPLES = 3
 SEEDS = 4
 TOLERANCE = 1e-3
+_IN_HALVES = 0.1  # where layers put out half precision
 _ROUNDINGS = 32  # in the last place of the largest output; 4e-6 of it in single precision
 _LARGEST, _SMALL = 1e-5, 1e-7  # of outputs and of norms of gradients
 _CHANGES = (1.0012345, 0.9987, 1.0003)  # of weights, by less than the tolerance of what is made of them
@@ -88,7 +89,7 @@ class SelfCheck:
     def __init__(self, engine: PerExample, kept: Kept, *, several: bool = False) -> None:
         self.engine, self.kept, self._several = engine, kept, several
         self._given: tuple[Any, Any] | None = None
-        self._rows = 0
+        self._rows, self._tolerance = 0, TOLERANCE
         self._owners: Owners | None = None
         self._firsts = {unit.name: unit.first for unit in engine.units}
         self._hook = engine.model.register_forward_pre_hook(self._note, with_kwargs=True)
@@ -204,6 +205,7 @@ class SelfCheck:
             self._skip("it puts out nothing with one row per example")
             return
         small = self._small(outputs)
+        self._tolerance = _IN_HALVES if self.engine.is_coarse else TOLERANCE
         generator = torch.Generator().manual_seed(0)
         weights = [torch.randn(out.shape, generator=generator).to(out.dtype) for out in outputs]
         torch.autograd.backward(outputs, weights)
@@ -243,7 +245,7 @@ class SelfCheck:
         found = self.engine.clipped_sums()
         for name, value in found.items():
             expected = sum(factor * one[name] for factor, one in zip(factors.tolist(), alone, strict=True))
-            if float((value.double() - expected).norm()) > 10 * TOLERANCE * float(norms.sum()):
+            if float((value.double() - expected).norm()) > 10 * self._tolerance * float(norms.sum()):
                 raise SartorError(
                     f"the self-check of the first step failed at {name.rpartition('.')[0] or 'the model'} ({name}): the gradients of a "
                     "holder's records are not added up as those of a naive loop are. Nothing was released."
@@ -366,7 +368,7 @@ class SelfCheck:
         for name, expected in theirs.items():
             found = float(ours[name][i]) if name in ours else 0.0
             # an example that is not finite contributes nothing; but then it is not finite in the batch either
-            differs = abs(found - expected) > TOLERANCE * (expected + 0.01 * whole) + small if math.isfinite(whole) else finite
+            differs = abs(found - expected) > self._tolerance * (expected + 0.01 * whole) + small if math.isfinite(whole) else finite
             if differs or (math.isfinite(whole) and not math.isfinite(found)):
                 return name
         return None

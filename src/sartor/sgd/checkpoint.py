@@ -52,9 +52,10 @@ def fingerprint(plan: Plan, budgets: Budgets, dataset: Any, ownership: Ownership
     groups = np.ascontiguousarray(plan.groups_of(budgets), np.int64)
     names = [] if budgets.names is None else ["\0".join(budgets.names).encode()]
     of = {"plan": digest([json.dumps(plan.record(), sort_keys=True).encode()]), "people": digest([groups.tobytes(), *names])}
-    if ownership is None:
-        return {**of, "records": _of_records(dataset)}
-    return of if ownership.names is not None else {**of, "ownership": digest([ownership.of_record.tobytes()])}
+    if ownership is not None and ownership.names is not None:
+        return of
+    owners = {} if ownership is None else {"ownership": digest([ownership.of_record.tobytes()])}
+    return {**of, **owners, "records": _of_records(dataset)}
 
 
 def _of_records(dataset: Any) -> str:

@@ -52,7 +52,7 @@ class Loss:
 def pair(batch: Any) -> tuple[Any, Any]:
     """Inputs and targets of a batch."""
     if not isinstance(batch, list | tuple) or len(batch) != 2:
-        raise SartorError("fit needs records that are pairs of input and target; for others, write the loop around make_private.")
+        raise SartorError("fit and loss= are for records that are pairs of input and target; for others give make_private no loss.")
     return batch[0], batch[1]
 
 

@@ -98,13 +98,20 @@ class Lot:
         return self.fixed(rows) if self.draws else self.make(rows, self.seed)
 
     def exchanged(self, kept: Sequence[int]) -> list[int]:
-        """The places of all records, but those of others than the `kept` holders become one of each shape, of middling size."""
+        """The places of all records, but those of others than the `kept` holders become one of each shape, of middling size; who is alone
+        in theirs becomes the one of the commonest."""
         own, alike = {row for holder in kept for row in self.rows(holder)}, defaultdict[Any, list[int]](list)
         forms = [tuple(shapes(item).items()) for item in self.items]
         for row in sorted(self.everything, key=lambda row: size(self.items[row])):
             if row not in own:
                 alike[forms[row]].append(row)
-        return [row if row in own else alike[forms[row]][len(alike[forms[row]]) // 2] for row in self.everything]
+        common = max(alike.values(), key=len, default=[])
+
+        def instead(row: int) -> int:
+            same = alike[forms[row]] if len(alike[forms[row]]) > 1 else common
+            return same[len(same) // 2]
+
+        return [row if row in own else instead(row) for row in self.everything]
 
 
 def lot_of(piece: Piece, fetch: Fetch, collate: Collate, seed: int, say: Say) -> Lot:
