@@ -275,9 +275,9 @@ def test_records_that_are_not_pairs_are_refused():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: sartor.Evaluation(every=0), "every must be 1 or more"),
-        (lambda: sartor.Checkpoints("run", every=0), "every must be 1 or more"),
-        (lambda: sartor.Evaluation(records(50), every=1, patience=0), "patience must be 1 or more"),
+        (lambda: sartor.Evaluation(every=0), "every must be a whole number of 1 or more"),
+        (lambda: sartor.Checkpoints("run", every=0), "every must be a whole number of 1 or more"),
+        (lambda: sartor.Evaluation(records(50), every=1, patience=0), "patience must be a whole number of 1 or more"),
         (lambda: sartor.Evaluation(every=1, patience=2), "needs public data"),
     ],
 )

@@ -100,27 +100,25 @@ class Job(NamedTuple):
 
 def material(asked: TrainSettings) -> tuple[Data, Budgets, usual.Recipe, nn.Module]:
     """The data, the budgets, how it is trained, and a new model."""
-    from sartor.models import registry
-
-    asked.check()
-    data = read_data(asked, resumed=False)
-    recipe = asked.recipe(data.people)
-    with initial_weights(asked.seed):
-        model = registry.build(recipe.model, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
+    data, recipe, model = _read(asked, resumed=False)
     return data, _budgets(asked, recipe, data), recipe, model
 
 
-def prepared(asked: TrainSettings, resumed: RunFolder | None, *, audited: bool = False) -> Job:
-    """Read the data, the budgets and the model, and make the plan; of one that goes on or is `audited`, budgets and plan as they were."""
+def _read(asked: TrainSettings, *, resumed: bool) -> tuple[Data, usual.Recipe, nn.Module]:
     from sartor.models import registry
 
     asked.check()
     with working("reading the data"):
-        data = read_data(asked, resumed=resumed is not None)
-    asked.check_records(several=data.ownership is not None)
+        data = read_data(asked, resumed=resumed)
     recipe = asked.recipe(data.people)
     with initial_weights(asked.seed):
-        model = registry.build(recipe.model, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
+        return data, recipe, registry.build(recipe.model, shape=data.shape, classes=data.classes, vocabulary=data.vocabulary)
+
+
+def prepared(asked: TrainSettings, resumed: RunFolder | None, *, audited: bool = False) -> Job:
+    """Read the data, the budgets and the model, and make the plan; of one that goes on or is `audited`, budgets and plan as they were."""
+    data, recipe, model = _read(asked, resumed=resumed is not None)
+    asked.check_records(several=data.ownership is not None)
     if resumed is not None:
         job = Job(asked, recipe, data, resumed.budgets(), resumed.plan(), model)
         _refuse_other_people(job)

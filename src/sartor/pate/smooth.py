@@ -61,28 +61,6 @@ _ROUNDING = 1e-9  # share by which every change is raised, more than what floati
 _SMALLEST = 1e-300
 
 
-def local_sensitivity(counts: ArrayLike, noise: float, order: float, distance: int) -> Array:
-    """How much each query's bound can change by one vote, from any histogram within `distance` moved votes: an upper bound.
-
-    `counts` has one row of votes per query. The result is sensitive.
-
-    Guarantee: for histograms n' within `distance` moved votes of n and n'' neighbouring n', |f(n') - f(n'')| is at most this. It is exact
-        at distance 0 up to the table's step; beyond, a pair is charged with the steepest step that any histogram of equal q could take.
-    Proof: the module's docstring. The supremum over pairs is taken over cells of a fine grid of q, with f at the outer ends of each cell.
-    Breaks if: teachers have weights, a holder is in several teachers, or the bound is not the one of `_bound`.
-    """
-    votes = _checked(counts)
-    _check_mechanism(noise, order)
-    if distance < 0:
-        raise SartorError(f"A distance is a number of moved votes, 0 or more, not {distance}.")
-    table = _table(votes.shape[1], _teachers(votes), noise, order)
-    ranges = _ranges(votes, noise)
-    near = far = next(ranges)
-    for _ in range(min(distance, _teachers(votes)) + 1):
-        near, far = far, next(ranges)
-    return table.largest_change(near, far)
-
-
 def smooth_sensitivity(counts: ArrayLike, noise: float, order: float, beta: float) -> float:
     """The largest exp(-beta d) times the sum over queries of the local sensitivity at distance d, over all d. Sensitive.
 
@@ -91,7 +69,7 @@ def smooth_sensitivity(counts: ArrayLike, noise: float, order: float, beta: floa
     Proof: the suprema at distance d are at most those at d + 1 of a neighbour (the module's docstring), for each query and so for the sum.
         From the distance at which every query can be made unanimous and tied, the ranges are whole and nothing grows; that distance
         follows from the numbers of teachers and classes, so how many are looked at tells nothing of the votes.
-    Breaks if: see `local_sensitivity`.
+    Breaks if: teachers have weights, a holder is in several teachers, or the bound is not the one of `_bound`.
     """
     votes = _checked(counts)
     _check_mechanism(noise, order)
