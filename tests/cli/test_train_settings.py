@@ -16,7 +16,7 @@ ASKED = TrainSettings(dataset="digits", scheme="sample", epsilon="1,2", share="0
 
 def test_every_option_is_a_field_of_the_value():
     options = list(inspect.signature(train).parameters)
-    assert options == [*(field.name for field in fields(TrainSettings)), "config", "out", "resume", "json"]
+    assert options == [*(field.name for field in fields(TrainSettings)), "config", "out", "resume", "restarts", "json"]
 
 
 def test_a_run_folders_document_reads_back_to_the_same_settings_and_recipe():
