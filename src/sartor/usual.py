@@ -32,6 +32,11 @@ class Recipe:
     momentum: float = 0.0
     reserve: float = 0.0
 
+    @property
+    def of_plan(self) -> dict[str, Any]:
+        """What `sartor.plan` takes of it, beside the scheme."""
+        return {"steps": self.steps, "batch": self.batch, "clip": self.clip, "accountant": self.accountant}
+
     def __post_init__(self) -> None:
         if self.optimizer not in ("sgd", "adam"):
             raise SartorError(f'there is no optimizer "{self.optimizer}"; there are sgd and adam.')

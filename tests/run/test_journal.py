@@ -83,8 +83,10 @@ def test_a_second_run_is_refused_where_one_began(tmp_path):
     assert is_begun(tmp_path)
     (tmp_path / "journal.json").unlink()
     assert not exists(tmp_path)
-    with refused("holds no checkpoint"):
+    with refused("the journal in .* is missing"):
         Journal.resume(tmp_path)
+    with refused("holds no checkpoint .* leave out resume=True"):
+        Journal.resume(tmp_path / "nowhere")
 
 
 def test_a_run_whose_journal_was_removed_is_not_begun_anew(tmp_path):
@@ -92,7 +94,7 @@ def test_a_run_whose_journal_was_removed_is_not_begun_anew(tmp_path):
     journal.write(Entry(charged=20), b"later")
     journal.close()
     (tmp_path / "journal.json").unlink()
-    with refused("holds a run already"):
+    with refused("the journal in .* is missing"):
         Journal.begin(tmp_path)
 
 

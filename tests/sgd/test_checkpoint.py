@@ -571,7 +571,7 @@ def test_disorderly_restarts_are_limited_and_orderly_ones_are_not(tmp_path):
         go_on(error)
     go_on(KeyboardInterrupt)
     go_on(Stopped)
-    with refused("taken up 2 times after crashes"):
+    with refused("crashed more often than restarts=2 allows"):
         fitted(plan=plan, checkpoints=sartor.Checkpoints(tmp_path, restarts=2, resume=True))
     assert fitted(plan=plan, checkpoints=sartor.Checkpoints(tmp_path, restarts=3, resume=True)).steps == 40
 
@@ -586,7 +586,7 @@ def test_a_crash_before_the_first_charge_of_a_start_counts_as_any_other(tmp_path
 
     crashes()
     crashes()
-    with refused("taken up 2 times after crashes"):
+    with refused("crashed more often than restarts=2 allows"):
         crashes()
 
 

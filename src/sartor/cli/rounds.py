@@ -74,10 +74,7 @@ def train_published(
         form = published(
             people,
             recipe.scheme,
-            steps=recipe.steps,
-            batch=recipe.batch,
-            clip=recipe.clip,
-            accountant=recipe.accountant,
+            **recipe.of_plan,
             seed=seed,
             **options,
         )

@@ -136,10 +136,7 @@ def prepared(asked: TrainSettings, resumed: RunFolder | None, *, audited: bool =
         plan = sartor.plan(
             people,
             recipe.scheme,
-            steps=recipe.steps,
-            batch=recipe.batch,
-            clip=recipe.clip,
-            accountant=recipe.accountant,
+            **recipe.of_plan,
             ownership=data.ownership,
             **asked.of_plan,
             **asked.of_scheme,

@@ -53,12 +53,7 @@ def _write(path: Path, content: bytes, *, mode: int | None, new: bool) -> None:
     kept = mode if new else _kept_mode(path, mode)
     beside = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PUBLIC if kept is None else _MODE), "wb") as file:
-            if kept is not None:
-                os.fchmod(file.fileno(), kept)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        _fill(beside, content, _PUBLIC if kept is None else _MODE, kept)
         if new:
             _link(beside, path, content)
         else:
@@ -71,6 +66,16 @@ def _write(path: Path, content: bytes, *, mode: int | None, new: bool) -> None:
         with suppress(OSError):
             beside.unlink()
     sync_folder(path.parent)
+
+
+def _fill(path: Path, content: bytes, mode: int, kept: int | None = None) -> None:
+    """A new file with this content, on the disk; `kept` is the mode that it gets whatever the umask takes."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        if kept is not None:
+            os.fchmod(file.fileno(), kept)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _kept_mode(path: Path, mode: int | None) -> int | None:
@@ -174,10 +179,7 @@ def _link(name: Path, path: Path, content: bytes) -> None:
     except FileExistsError:
         raise
     except OSError:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        _fill(path, content, _MODE)
 
 
 def sync_folder(folder: Path) -> None:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten
 
 from sartor.errors import SartorError, SartorWarning
 from sartor.sgd.batches import cut, has_rows, leaves, mapped
+from sartor.sgd.forks import forked
 from sartor.sgd.gradients import Owners, PerExample
 
 EXAMPLES = 3
@@ -83,6 +84,26 @@ def _same(value: Tensor, copy: Tensor) -> bool:
     return torch.equal(value, copy) or bool(((value == copy) | ((value != value) & (copy != copy))).all())
 
 
+@contextmanager
+def laid_aside(engine: PerExample, kept: Kept, seed: int) -> Iterator[list[tuple[nn.Module, bool]]]:
+    """Whatever happens inside leaves no trace: modes, parameters, buffers, gradients, random numbers and the engine are put back."""
+    modes = [(module, module.training) for module in engine.model.modules()]
+    gradients = [(parameter, parameter.grad) for parameter in engine.model.parameters()]
+    kept.keep()
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        # whether records mix is no matter of precision, and half of it would hide what is small
+        with forked(seed), engine.aside(), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            yield modes
+    finally:
+        kept.put_back()
+        for module, mode in modes:
+            module.training = mode
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
 class SelfCheck:
     """Notes what the model is given in a batch, then compares."""
 
@@ -99,13 +120,8 @@ class SelfCheck:
         self._rows, self._given, self._owners = rows, None, owners
 
     def _note(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
-        if (
-            module is self.engine.model
-            and self.engine.is_open
-            and not self.engine.is_aside
-            and torch.is_grad_enabled()
-            and self._given is None
-        ):
+        is_first = self.engine.is_open and not self.engine.is_aside and self._given is None
+        if is_first and module is self.engine.model and torch.is_grad_enabled():
             self._given = mapped(lambda v: v.detach() if isinstance(v, Tensor) else v, (inputs, keywords))
 
     def detach(self) -> None:
@@ -128,7 +144,7 @@ class SelfCheck:
                 return False
             else:
                 try:
-                    with self._aside():
+                    with laid_aside(self.engine, self.kept, 0):
                         self._compare(given, min(EXAMPLES, self._rows))
                 except SartorError:
                     raise
@@ -164,23 +180,6 @@ class SelfCheck:
         """Whether examples differ in what is counted (tokens, categories), so that one can be changed into another."""
         rows = [v for v in leaves(given) if has_rows(v, self._rows)]
         return any(v.is_floating_point() for v in rows) or any(bool((v != v[:1]).any()) for v in rows)
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Whatever happens inside leaves no trace: modes, random numbers, gradients and buffers are put back."""
-        modes = [(module, module.training) for module in self.engine.model.modules()]
-        measure, self.engine.kernels.measure = self.engine.kernels.measure, False
-        try:
-            with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.autocast("cpu", enabled=False):
-                yield
-        finally:
-            self.engine.close()
-            self.engine.kernels.measure = measure
-            self.kept.put_back()
-            for module, training in modes:
-                module.training = training
-            for parameter in self.engine.parameters.values():
-                parameter.grad = None
 
     def _compare(self, given: tuple[Any, Any], rows: int) -> None:
         self._refuse_influence(given, rows, SEEDS)

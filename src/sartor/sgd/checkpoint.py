@@ -106,6 +106,8 @@ class Keeper:
         self._scheduler, self._public = scheduler, public
         self._begun = self._settings()
         self._first, self._block, self._closed = True, asked.every, False
+        self.is_taken_up = asked.resume
+        """Whether this is a further start of a run."""
         self.found: dict[str, Any] = {}
         """What the caller kept, of a run that was taken up."""
         if asked.resume:
@@ -118,11 +120,6 @@ class Keeper:
                 raise
             return
         self._journal = Journal.begin(asked.folder)
-
-    @property
-    def is_taken_up(self) -> bool:
-        """Whether this is a further start of a run."""
-        return self._asked.resume
 
     @property
     def over(self) -> bool:
@@ -270,11 +267,9 @@ class Keeper:
             filled.setdefault(int(place), {})[short] = value
         if self._scheduler is not None and kept["scheduler"] is not None:
             self._scheduler.load_state_dict(_unplain(_merged(begun["scheduler"], kept["scheduler"], self._begun["scheduler"])))
-        given = inner.state_dict()
-        groups = []
-        for now, was, then in zip(self._begun["groups"], begun["groups"], kept["groups"], strict=True):
-            groups.append(_unplain(_merged(was, then, now)))
-        for group, own in zip(groups, given["param_groups"], strict=True):
+        settings = zip(begun["groups"], kept["groups"], self._begun["groups"], strict=True)
+        groups = [_unplain(_merged(was, then, now)) for was, then, now in settings]
+        for group, own in zip(groups, inner.state_dict()["param_groups"], strict=True):
             group["params"] = own["params"]
             group.update({name: tuple(v) for name, v in group.items() if isinstance(own.get(name), tuple)})
         sizes = dict(enumerate(p for group in inner.param_groups for p in group["params"]))

@@ -24,9 +24,8 @@ def between_steps() -> Iterator[Callable[[], bool]]:
         came = True
 
     usual: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    if threading.current_thread() is not threading.main_thread():
-        usual = {}
-    before = {number: signal.signal(number, note) for number, handler in usual.items() if signal.getsignal(number) is handler}
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {n: signal.signal(n, note) for n, handler in usual.items() if is_main and signal.getsignal(n) is handler}
     try:
         yield lambda: came
     finally:

@@ -24,9 +24,9 @@ from sartor.budgets import Budgets
 from sartor.errors import SartorError
 from sartor.individual.readings import Reading
 from sartor.ownership import Ownership
-from sartor.sgd.check import Kept
+from sartor.sgd.check import Kept, laid_aside
 from sartor.sgd.checkpoint import Keeper, fingerprint
-from sartor.sgd.forks import forked, reseed
+from sartor.sgd.forks import reseed
 from sartor.sgd.gradients.engine import PerExample
 from sartor.sgd.interrupt import as_ctrl_c
 from sartor.sgd.loss import Loss
@@ -224,16 +224,15 @@ class PrivateLoader:
         )
 
     def batch(self, indices: Sequence[int], seed: int) -> Any:
-        """Records as a batch of them would be, for whoever looks at everybody; random changes to each follow the seed and it alone."""
+        """Records as a batch of them would be, for whoever looks at all; random changes to each follow the seed and it alone."""
         if self._source.is_plain:
             return self._source.batch(indices)
-        with forked(seed):
-            items = []
-            for i in indices:
-                reseed(seed + int(i))
-                items += self._source.records([i])
-            reseed(seed)
-            return self._source.collate(items)
+        items = []
+        for i in indices:
+            reseed(seed + int(i))
+            items += self._source.records([i])
+        reseed(seed)
+        return self._source.collate(items)
 
     def reading(self) -> Reading:
         """What each holder's gradients have cost so far, where norms are tracked. Sensitive: it is of private data, without noise."""
@@ -250,10 +249,9 @@ class PrivateLoader:
         rows = max(1, round(self.run.plan.batch))
         pieces = -(-rows // (self.draws.size or rows))
         rows = -(-rows // pieces)
-        kept.keep()
         seconds = []
         try:
-            with forked(0):
+            with laid_aside(engine, kept, 0):
                 for _ in range(2):  # the first one chooses kernels and warms caches
                     begin = time.perf_counter()
                     self._stand_in(engine, rows)
@@ -262,11 +260,6 @@ class PrivateLoader:
             raise
         except Exception:  # a model or loss that takes no copies of one record: whatever it says may show the record
             return None
-        finally:
-            engine.close()
-            kept.put_back()
-            for parameter in engine.parameters.values():
-                parameter.grad = None
         return pieces * min(seconds)
 
     def _stand_in(self, engine: PerExample, rows: int) -> None:

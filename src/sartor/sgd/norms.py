@@ -16,15 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sartor.errors import SartorError
 from sartor.progress import bar
 from sartor.run.stream import Stream
-from sartor.sgd.check import Kept
+from sartor.sgd.check import Kept, laid_aside
+from sartor.sgd.forks import reseed
 from sartor.sgd.gradients import PerExample
+from sartor.sgd.loss import pair
 from sartor.sgd.pieces import Draws, Piece
 
 Array = NDArray[np.float64]
@@ -57,39 +58,21 @@ class Norms:
 
     def __call__(self, holders: int, stretch: int) -> Array:
         """The norm of every holder's gradient. Sensitive: it is of private data, and without noise."""
-        model = self._engine.model
-        self._forget()
-        modes = [(module, module.training) for module in model.modules()]
         self._secret = int(self._stream.generator("tracked records", stretch).integers(2**62))
-        self._kept.keep()
-        model.eval()
         size, found = min(self._draws.size or _RECORDS, _RECORDS), np.empty(holders)
-        try:
-            with torch.random.fork_rng(devices=[]), bar("tracking norms", holders, wanted=self.progress) as advance:
-                some = self._some(holders, stretch)
-                before = self._alone(some, size)
-                for begin in range(0, holders, size):
-                    part = np.arange(begin, min(begin + size, holders))
-                    found[part] = self._norms(part, size)
-                    advance(int(part[-1]) + 1)
-                _refuse_mixing(found[some], before, self._alone(some, size))
-                for holder in np.flatnonzero(self.unsure(found)):
-                    found[holder] = self._norms(np.array([holder]), size)[0]
+        with laid_aside(self._engine, self._kept, self._secret), bar("tracking norms", holders, wanted=self.progress) as advance:
+            self._engine.model.eval()
+            some = self._some(holders, stretch)
+            before = self._alone(some, size)
+            for begin in range(0, holders, size):
+                part = np.arange(begin, min(begin + size, holders))
+                found[part] = self._norms(part, size)
+                advance(int(part[-1]) + 1)
+            _refuse_mixing(found[some], before, self._alone(some, size))
+            for holder in np.flatnonzero(self.unsure(found)):
+                found[holder] = self._norms(np.array([holder]), size)[0]
             self._kept.refuse_changes()
-        except BaseException:
-            self._kept.put_back()
-            raise
-        finally:
-            self._engine.close()
-            self._forget()
-            for module, mode in modes:
-                module.training = mode
         return found
-
-    def _forget(self) -> None:
-        """The gradients of a step that was taken, or of this pass, are nobody's from here on."""
-        for parameter in self._engine.parameters.values():
-            parameter.grad = None
 
     def _norms(self, holders: NDArray[np.int64], size: int) -> Array:
         found: list[float] = []
@@ -107,14 +90,10 @@ class Norms:
         return np.array(found)
 
     def _backward(self, piece: Piece) -> None:
-        batch = self._batch(piece.indices, self._secret)
-        torch.manual_seed(self._secret)
-        if not isinstance(batch, list | tuple) or len(batch) != 2:
-            raise SartorError("norms are tracked for records that are pairs of input and target.")
+        inputs, targets = pair(self._batch(piece.indices, self._secret))
+        reseed(self._secret)
         self._engine.open(piece.clips, piece.owners)
-        with torch.enable_grad():
-            losses = self._loss(self._engine.model(batch[0]), batch[1])
-            losses.sum().backward()
+        self._loss(self._engine.model(inputs), targets).sum().backward()
 
     def _some(self, holders: int, stretch: int) -> NDArray[np.int64]:
         """Holders who are looked at by themselves as well; which ones is secret."""

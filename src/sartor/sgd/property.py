@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -39,8 +38,8 @@ from sartor.errors import SartorError
 from sartor.ownership import Ownership
 from sartor.run.stream import Stream
 from sartor.sgd.batches import Likeness, leaves, likeness, shapes, taken
-from sartor.sgd.check import Kept, Unchecked
-from sartor.sgd.forks import forked, reseed
+from sartor.sgd.check import Kept, Unchecked, laid_aside
+from sartor.sgd.forks import reseed
 from sartor.sgd.gradients import Owners, PerExample
 from sartor.sgd.loss import Loss, pair
 from sartor.sgd.lots import MIXED, PADDED, TRIES, Collate, Fetch, Lot, asked, chosen, kept_of, lot_of, refuse_exchanged_rows, refuse_rows
@@ -107,7 +106,8 @@ class PropertyTest:
             SartorError: if a holder's gradient follows the records of others.
         """
         generator = self._stream.generator("property", piece.step + 1)
-        with self._aside(int(generator.integers(2**62))) as seed:
+        seed = int(generator.integers(2**62))
+        with laid_aside(self._engine, self._kept, seed) as self._modes:
             lot = lot_of(piece, self._fetch, self._collate, seed, self._say)
             few = chosen(lot, generator)
             if self._loss is None:
@@ -135,25 +135,6 @@ class PropertyTest:
             owners = Owners(torch.tensor(counts)) if several else None
             self.run(Piece(self._steps, 0, indices.tolist(), torch.full((len(places),), clip), True, owners))
             self._has_passed = False
-
-    @contextmanager
-    def _aside(self, seed: int) -> Iterator[int]:
-        """Whatever happens inside leaves no trace: modes, parameters, buffers, gradients, random numbers and the engine are put back."""
-        self._modes = [(module, module.training) for module in self._engine.model.modules()]
-        gradients = [(parameter, parameter.grad) for parameter in self._engine.model.parameters()]
-        self._kept.keep()
-        for parameter, _ in gradients:
-            parameter.grad = None
-        try:
-            # whether records mix is no matter of precision, and half of it would hide what is small
-            with forked(seed), self._engine.aside(), torch.enable_grad(), torch.autocast("cpu", enabled=False):
-                yield seed
-        finally:
-            self._kept.put_back()
-            for module, mode in self._modes:
-                module.training = mode
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
 
     def _refuse_gradients(self, lot: Lot, few: Sequence[int]) -> None:
         """Make the four comparisons; memory is judged first, as it shows in the others too."""
