@@ -2,6 +2,8 @@
 
 import os
 
+import torch
+
 from sartor.errors import SartorError
 
 
@@ -11,6 +13,7 @@ def in_a_fork(work):
     pid = os.fork()
     if not pid:
         code = 1
+        torch.set_num_threads(1)  # torch's other threads are not forked, and it would wait for them for ever
         try:
             os.close(reading)
             with os.fdopen(writing, "wb") as pipe:

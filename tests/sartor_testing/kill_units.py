@@ -145,6 +145,7 @@ def killed(kind, notes, seconds):
     if not pid:
         code = 1
         try:
+            torch.set_num_threads(1)  # torch's other threads are not forked
             noting(kind, notes)
             os.write(writing, b"x")
             kind.go_on()
