@@ -15,7 +15,7 @@ model.safetensors  the model
 account.json       what was spent, and the seal of that and of plan.json
 report.html        the page; its part on individual accounts is exchanged with every release (`tell_released`)
 
-A run is finished when its model, account and page are written; its checkpoint goes after that, and the key of its noise before.
+A run is finished when its model, account and page are written; its checkpoint goes after that.
 
 Guarantee: plan, budgets, model and account in a folder are of one run, whoever else begins or continues one there meanwhile.
 Proof: a process holds the folder's lock (`sartor.run.files.Lock`) from before it looks whether the folder is free, or has a run to
